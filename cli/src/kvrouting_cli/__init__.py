@@ -1,0 +1,1 @@
+"""The `kvrouting` command: one name for every process of the product."""

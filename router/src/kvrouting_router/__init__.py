@@ -1,0 +1,1 @@
+"""The pool's front door: each request goes to the worker that will end it first."""

@@ -1,0 +1,1 @@
+"""One engine's companion: mirrors its radix tree and streams it to the routers."""

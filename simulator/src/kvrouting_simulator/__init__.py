@@ -1,0 +1,1 @@
+"""Engines without a GPU, workloads, experiments, the load generator and the demo."""
