@@ -1,0 +1,1 @@
+"""Which worker a request goes to: state machines without I/O, events in, actions out."""
