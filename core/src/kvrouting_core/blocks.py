@@ -6,14 +6,14 @@ The hash is a keyed prefix sum, so that numpy computes it without a loop over to
     state(p + 1) = state(p) + mix(token_p, p)        modulo 2^64
     block hash   = finalize(state at the end of the block)
 
-`root` is keyed BLAKE2b. `mix` is a keyed permutation of (token, position), two 32-bit numbers in one 64-bit word:
-key, splitmix64's finaliser, key, MurmurHash3's finaliser. `finalize` is one more keyed permutation.
+`root` is keyed BLAKE2b. `mix` is a keyed permutation of (token, position), two 32-bit numbers in one 64-bit
+word: key, splitmix64's finaliser, key, MurmurHash3's finaliser. `finalize` is one more keyed permutation.
 
 The sum is additive: whoever knows the key can build two different prompts with the same hash. So the key is a
-secret of the pool, and a prompt's author, who does not know it, faces 64 pseudo-random bits. Two prefixes then
-collide with probability 2^-64, that is about 3·10^-6 for some pair among 10^7 blocks; the price of a collision is
-a prompt that is routed to a worker without its prefix, never a wrong answer. Neither a hash nor a state is a
-cryptographic commitment: what hides the tokens is the key, and no token id leaves the pod.
+secret of the pool, and a prompt's author, who does not know it, faces 64 pseudo-random bits. Two prefixes
+then collide with probability 2^-64, that is about 3·10^-6 for some pair among 10^7 blocks; the price of a
+collision is a prompt that is routed to a worker without its prefix, never a wrong answer. Neither a hash nor
+a state is a cryptographic commitment: what hides the tokens is the key, and no token id leaves the pod.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 Tokens = Sequence[int] | npt.NDArray[Any]
-"""Token ids 0..2^32-1: list, tuple, array('I') or numpy array of integers; array('I') and uint32 are fastest."""
+"""Token ids 0..2^32-1: list, tuple, array('I') or numpy array of integers; array('I') and uint32 are fast."""
 
 RoutingBlockSize = NewType("RoutingBlockSize", int)
 
@@ -77,8 +77,8 @@ def to_unsigned(value: int) -> int:
 def token_array(tokens: Tokens) -> npt.NDArray[np.uint32]:
     """The tokens as uint32, without a copy where the input allows it.
 
-    Raises: ValueError for an id outside 0..2^32-1 or an array of another shape than (n,); TypeError for what is
-    no integer.
+    Raises: ValueError for an id outside 0..2^32-1 or an array of another shape than (n,); TypeError for what
+    is no integer.
     """
     if isinstance(tokens, np.ndarray):
         return _checked_array(tokens)
@@ -164,9 +164,7 @@ class ChainHasher:
 
     def root(self, namespace: Namespace) -> int:
         """The state before the first token of a namespace: 0..2^64-1."""
-        digest = hashlib.blake2b(
-            namespace.encoded(), key=self._key, digest_size=8, person=b"kvrouting-root--"
-        ).digest()
+        digest = hashlib.blake2b(namespace.encoded(), key=self._key, digest_size=8, person=b"kvrouting-root--").digest()
         return int.from_bytes(digest, "little")
 
     def hash_blocks(self, namespace: Namespace, tokens: Tokens) -> Words:
@@ -256,7 +254,7 @@ def _check_span(position: int, count: int) -> None:
         raise ValueError(f"{count} tokens at position {position} are outside 0..2^32")
 
 
-# Finalisers of splitmix64 (Steele, Lea, Flood 2014, with its reference code's constants) and MurmurHash3 (Appleby).
+# Finalisers of splitmix64 (Vigna's constants) and of MurmurHash3 (Appleby).
 # The numpy scalars are made once: making one costs as much as a short vector operation.
 _SPLITMIX = tuple(map(np.uint64, (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)))
 _MURMUR = tuple(map(np.uint64, (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)))
