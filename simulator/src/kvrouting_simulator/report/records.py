@@ -12,8 +12,8 @@ from kvrouting_core.routing.events import Outcome
 class RequestRecord:
     """One request as its client saw it. Times are ms on the clock of the run, which starts at 0.
 
-    arrival_ms: when the request was due; latency and time to first token count from here, so that a client that
-        is late with sending hides nothing.
+    arrival_ms: when the request was due; latency and time to first token count from here, so that a client
+        that sends late hides nothing.
     first_token_ms: None if no token came.
     end_ms: when the answer was complete, or the request was given up.
     cached_tokens: prompt tokens that the worker had in its cache, as the worker reports them.
@@ -40,13 +40,10 @@ class RequestRecord:
         self._check_times()
         for name in ("prompt_tokens", "cached_tokens", "output_tokens", "resubmissions"):
             if getattr(self, name) < 0:
-                raise ValueError(
-                    f"{name} of {self.request_id} is {getattr(self, name)}: must not be negative"
-                )
+                raise ValueError(f"{name} of {self.request_id} is {getattr(self, name)}: must not be negative")
         if self.cached_tokens > self.prompt_tokens:
             raise ValueError(
-                f"cached_tokens {self.cached_tokens} of {self.request_id} exceed its "
-                f"{self.prompt_tokens} prompt tokens"
+                f"cached_tokens {self.cached_tokens} of {self.request_id} exceed its {self.prompt_tokens} prompt tokens"
             )
         if (self.outcome is Outcome.COMPLETED) != (self.error is None):
             raise ValueError(
@@ -58,9 +55,7 @@ class RequestRecord:
         if not math.isfinite(self.arrival_ms) or not math.isfinite(self.end_ms):
             raise ValueError(f"{self.request_id} runs from {self.arrival_ms} to {self.end_ms} ms: not finite")
         if self.end_ms < self.arrival_ms:
-            raise ValueError(
-                f"{self.request_id} ends at {self.end_ms} ms, arrives only at {self.arrival_ms} ms"
-            )
+            raise ValueError(f"{self.request_id} ends at {self.end_ms} ms, arrives only at {self.arrival_ms} ms")
         first = self.first_token_ms
         if first is not None and not self.arrival_ms <= first <= self.end_ms:
             raise ValueError(
@@ -102,7 +97,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolMark:
-    """What happened to the pool during a run, drawn as a line in the plots. kind: `killed`, `returned`, ..."""
+    """What happened to a worker during a run, a line in the plots. kind: `killed`, `returned`, ..."""
 
     at_ms: float
     kind: str

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvrouting_core.routing.events import Outcome
-
 from kvrouting_simulator.report.records import RequestRecord
 
 PERCENTILE_DEFINITION = (
@@ -53,8 +52,8 @@ class Summary:
     span_ms: last completion − start; 0.0 if nothing completed.
     throughput_per_s: completed requests / span; output_tokens_per_s alike.
     goodput_per_s: completed requests whose time to first token met the target / span; None without a target.
-    imbalance: max / mean over workers of busy time or uncached prompt tokens (which: imbalance_of); None without
-        workers.
+    imbalance: max / mean over workers of busy time or uncached prompt tokens (imbalance_of says which); None
+        without workers.
     failures: requests that did not complete, by kind of error.
     lost: requests that got neither an answer nor an honest refusal (outcome `failed`).
     resubmitted: requests that their client sent again after a cut answer; they count from the first arrival.
@@ -82,7 +81,7 @@ class Summary:
     goodput_per_s: float | None
     imbalance: float | None
     imbalance_of: str
-    workers: Sequence[WorkerLoad]
+    workers: tuple[WorkerLoad, ...]
     lateness: Percentiles | None
 
 
