@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from kvrouting_core.blocks import Namespace
 
@@ -54,7 +54,8 @@ class StepKind(enum.Enum):
 FinishReason = Literal["length"]
 
 
-class TokenProduced(NamedTuple):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenProduced:
     """One token of an answer, at the end of the step that computed it.
 
     index: 0 for the first. cached_tokens: prompt tokens that were not computed for the first token.
@@ -87,6 +88,7 @@ class EngineLoad:
     waiting_uncached_tokens: int
     total_prefill_uncached_tokens: int
     total_prefill_busy_us: int
+    total_busy_us: int
     total_prompt_tokens: int
     total_cached_tokens: int
     total_output_tokens: int

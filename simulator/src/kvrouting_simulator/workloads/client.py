@@ -22,9 +22,7 @@ class ScheduledClient:
     def begin(self) -> Sequence[ReadyRequest]:
         """The items that depend on none."""
         return [
-            self._ready(item, item.tokens, item.arrival_ms)
-            for item in self._workload.items
-            if item.depends_on is None
+            self._ready(item, item.tokens, item.arrival_ms) for item in self._workload.items if item.depends_on is None
         ]
 
     def ended(self, request_id: str, answer: Sequence[int], *, now_ms: float) -> Sequence[ReadyRequest]:
