@@ -185,8 +185,9 @@ class ChainHasher:
         state, position: those before the first of `tokens`.
         Raises: as `token_array`; ValueError for a position that is negative or leads beyond 2^32 tokens.
         """
-        ids = token_array(tokens)
-        mixed = self._mixed(position, ids)
+        if len(tokens) < _LOOP_BELOW_TOKENS:
+            return np.array(self._states_by_loop(state, position, tokens), dtype=np.uint64)
+        mixed = self._mixed(position, token_array(tokens))
         np.cumsum(mixed, out=mixed)
         mixed += np.uint64(state)
         return mixed
@@ -207,22 +208,19 @@ class ChainHasher:
         if position % size or count % size:
             raise ValueError(f"position {position} and {count} tokens must be multiples of block size {size}")
         if count < _LOOP_BELOW_TOKENS:
-            return self._extend_by_loop(state, position, tokens)
-        ends = self.states(state, position, tokens)[size - 1 :: size]
-        return array("Q", self.finalize(ends).tobytes()), array("Q", ends.tobytes())
+            ends = self._states_by_loop(state, position, tokens)[size - 1 :: size]
+            return array("Q", [_murmur_word(end ^ self._final) for end in ends]), array("Q", ends)
+        words = self.states(state, position, tokens)[size - 1 :: size]
+        return array("Q", self.finalize(words).tobytes()), array("Q", words.tobytes())
 
-    def _extend_by_loop(self, state: int, position: int, tokens: Tokens) -> tuple[array[int], array[int]]:
-        size = self.block_size
+    def _states_by_loop(self, state: int, position: int, tokens: Tokens) -> list[int]:
         ids = token_array(tokens).tolist()
         _check_span(position, len(ids))
-        hashes, states = array("Q"), array("Q")
-        for offset, token in enumerate(ids, 1):
-            state = state + self._mix(token, position) & _MASK
-            position += 1
-            if offset % size == 0:
-                states.append(state)
-                hashes.append(_murmur_word(state ^ self._final))
-        return hashes, states
+        states = []
+        for place, token in enumerate(ids, position):
+            state = state + self._mix(token, place) & _MASK
+            states.append(state)
+        return states
 
     def _mix(self, token: int, position: int) -> int:
         word = _splitmix_word((position << 32 | token) ^ self._start)
