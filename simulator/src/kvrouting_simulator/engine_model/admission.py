@@ -71,6 +71,8 @@ class Admission:
                 break
             waiting.popleft()
             items.append(item)
+            if not item.last:  # one prompt at a time is partly prefilled, also if whole pages left budget over
+                break
         return self._taken(items)
 
     def _continue(self, sequence: Sequence, budget: _Budget) -> PrefillItem | None:

@@ -12,7 +12,7 @@ from kvrouting_core.blocks import Namespace
 BASE_NAMESPACE = Namespace(model="")
 
 
-class RequestTooLong(ValueError):
+class RequestTooLong(ValueError):  # noqa: N818 - says what the request is
     """Prompt and answer do not fit the engine's KV cache, however empty it is."""
 
     def __init__(self, request_id: str, *, needed_tokens: int, capacity_tokens: int) -> None:
