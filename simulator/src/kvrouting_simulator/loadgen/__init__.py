@@ -1,0 +1,1 @@
+"""Drives any OpenAI or SGLang endpoint with a workload, on schedule whatever the answers."""
