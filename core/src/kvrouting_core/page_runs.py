@@ -159,6 +159,21 @@ class PageRun:
         part.blocks = self.blocks[self.blocks_before(first, block_size) : self.blocks_before(end, block_size)]
         return part
 
+    def pop_between_blocks(self, page_hash: int, block_size: int) -> bool:
+        """Drop the last page if it is this one and nothing else is concerned. Returns: whether it was dropped.
+
+        Something else: a block that ends in it, a child that hangs on it, a run that would be empty.
+        """
+        size, last = self.page_tokens, len(self.hashes) - 1
+        if not last or self.hashes[last] != page_hash or self.held_tokens is not None or last in self.children:
+            return False
+        end = self.start + last * size
+        if (end + size) // block_size != end // block_size:
+            return False
+        self.hashes.pop()
+        self.states.pop()
+        return True
+
     def truncate(self, keep: int, block_size: int) -> None:
         """Keep the first pages. Children on the others are the caller's to move first."""
         del self.blocks[self.blocks_before(keep, block_size) :]

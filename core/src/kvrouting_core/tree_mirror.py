@@ -101,7 +101,7 @@ class TreeMirror:
         if not page_hashes or (base is None and not self._may_follow(parent_page_hash)):
             return []
         namespace = Namespace(model=self._model, lora_adapter=lora_adapter, cache_salt=cache_salt)
-        known = not self._pages.keys().isdisjoint(page_hashes)
+        known = self._any_live(page_hashes)
         if self._is_contested(parent_page_hash, page_hashes, namespace, known=known):
             return self._contest(parent_page_hash, page_hashes, namespace)
         extends: list[Delta] = []
@@ -118,18 +118,19 @@ class TreeMirror:
         Raises: MirrorInDoubtError (exact, outside a snapshot) for an unknown page, and nothing is changed.
         """
         pages = self._pages
-        known = [page for page in page_hashes if page in pages]
+        if len(page_hashes) == 1:  # the most frequent event of an engine that trims tails
+            run = pages.get(page_hashes[0])
+            if run is not None and run.pop_between_blocks(page_hashes[0], self._block_size):
+                self._page_sum -= page_hashes[0]
+                del pages[page_hashes[0]]
+                return []
+        known = dict.fromkeys(page for page in page_hashes if page in pages)
         if len(known) < len(page_hashes):
             self._remove_unknown(page_hashes)
         trimmed: list[int] = []
-        if len(known) == 1:
-            self._remove_one(known[0], trimmed)
-        else:
-            self._remove_many(dict.fromkeys(known), trimmed)
-        if not trimmed:
-            return []
-        self._block_sum -= sum(trimmed)
-        return [Trim(blocks=tuple(trimmed))]
+        self._page_sum -= sum(known)
+        self._take_out(known, trimmed)
+        return self._trim(trimmed)
 
     def cleared(self) -> list[Delta]:
         """The engine holds nothing; also what a mirror that is not exact does in doubt."""
@@ -193,6 +194,12 @@ class TreeMirror:
             raise MirrorInDoubtError(f"a page was stored after page {parent}, which is unknown")
         return False
 
+    def _any_live(self, page_hashes: Sequence[int]) -> bool:
+        """Whether one of these consecutive pages is live."""
+        if not self._waiting and not self._contested:
+            return page_hashes[0] in self._pages  # each live page's parent is live, too
+        return not self._pages.keys().isdisjoint(page_hashes)
+
     def _new_stretches(self, page_hashes: Sequence[int]) -> list[tuple[int, int]]:
         """Where pages follow one another that are not live: first..end-1."""
         if len(set(page_hashes)) != len(page_hashes):
@@ -234,7 +241,10 @@ class TreeMirror:
         if len(entries) != len(page_hashes):
             raise ValueError(f"a page appears twice among {len(page_hashes)} consecutive ones")
         run.append(page_hashes, tokens, self._hasher)
+        live_before = len(self._pages)
         self._pages.update(entries)
+        if len(self._pages) != live_before + len(entries):
+            raise MirrorInDoubtError(f"a page behind page {before} is live with another parent")
         self._page_sum += sum(page_hashes)
         if run is not base:
             self._hang(run, base, index)
@@ -318,18 +328,11 @@ class TreeMirror:
         self._contested -= released
         self._page_sum -= sum(released)
 
-    def _remove_one(self, page: int, trimmed: list[int]) -> None:
-        run = self._pages[page]
-        if run.hashes[-1] != page:
-            self._remove_many({page: None}, trimmed)
-            return
-        del self._pages[page]
-        self._page_sum -= page
-        self._shorten(run, len(run) - 1, trimmed)
-
-    def _remove_many(self, pages: dict[int, None], trimmed: list[int]) -> None:
-        self._page_sum -= sum(pages)
-        self._take_out(pages, trimmed)
+    def _trim(self, trimmed: list[int]) -> list[Delta]:
+        if not trimmed:
+            return []
+        self._block_sum -= sum(trimmed)
+        return [Trim(blocks=tuple(trimmed))]
 
     def _take_out(self, pages: Iterable[int], trimmed: list[int]) -> None:
         """Remove live pages from their runs."""
@@ -417,10 +420,10 @@ class TreeMirror:
     ) -> bool:
         if self._contested and not self._contested.isdisjoint((parent, *page_hashes)):
             return True
-        runs = {self._pages[page] for page in page_hashes if page in self._pages} if known else set()
         base = None if parent is None else self._pages.get(parent)
-        if base is not None:
-            runs.add(base)
+        if base is not None and base.namespace != namespace:
+            return True
+        runs = {self._pages[page] for page in page_hashes if page in self._pages} if known else ()
         return any(run.namespace != namespace for run in runs)
 
     def _contest(self, parent: int | None, page_hashes: Sequence[int], namespace: Namespace) -> list[Delta]:
@@ -435,5 +438,4 @@ class TreeMirror:
         self._page_sum += sum(claimed) - sum(live)
         self._take_out(live, trimmed)
         self._contested |= claimed
-        self._block_sum -= sum(trimmed)
-        return [Trim(blocks=tuple(trimmed))] if trimmed else []
+        return self._trim(trimmed)
