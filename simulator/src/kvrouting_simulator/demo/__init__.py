@@ -1,0 +1,1 @@
+"""The whole path on one machine: engines, sidecars and the router as processes of their own."""
