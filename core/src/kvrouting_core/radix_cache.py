@@ -391,7 +391,8 @@ class RadixCache:
         node: CacheNode = record.owner
         size = pages * self._page_bytes
         self._used -= size
-        self._ledger.removed(node, pages)
+        if node.hashes is not None:
+            self._ledger.removed(node, pages)
         if pages < record.pages:
             del node.edge[-size:]
             self._policy.trimmed(record, pages)
