@@ -56,7 +56,7 @@ class Decision:
     candidates: tuple[Candidate, ...]
 
     def __post_init__(self) -> None:
-        if self.worker not in [c[0] for c in self.candidates]:
+        if self.worker not in [c.worker for c in self.candidates]:
             raise ValueError(f"chosen worker {self.worker} of {self.request_id} is not among the candidates")
 
     @property

@@ -55,9 +55,7 @@ class SchedulerOptions:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.prefill_decode_interval < 0:
-            raise ValueError(
-                f"prefill_decode_interval must not be negative, got {self.prefill_decode_interval}"
-            )
+            raise ValueError(f"prefill_decode_interval must not be negative, got {self.prefill_decode_interval}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +160,4 @@ class PrefixArrived:
     request_id: str
 
 
-Event = (
-    Arrival | FirstToken | Ended | LoadReport | WorkerJoined | WorkerPaused | WorkerGone | PrefixArrived
-)
+Event = Arrival | FirstToken | Ended | LoadReport | WorkerJoined | WorkerPaused | WorkerGone | PrefixArrived

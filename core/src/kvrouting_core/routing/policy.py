@@ -40,9 +40,7 @@ class AdmissionLimits:
         if not self.max_expected_wait_ms > 0:
             raise ValueError(f"max_expected_wait_ms must be positive, got {self.max_expected_wait_ms}")
         if self.max_in_flight_per_worker < 1:
-            raise ValueError(
-                f"max_in_flight_per_worker must be at least 1, got {self.max_in_flight_per_worker}"
-            )
+            raise ValueError(f"max_in_flight_per_worker must be at least 1, got {self.max_in_flight_per_worker}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,145 @@
+"""What the estimator holds of one worker: prior, speed, queue, running decodes, others' load, residual."""
+
+from __future__ import annotations
+
+from kvrouting_core.routing.engine_reports import (
+    BusyShare,
+    EngineCounters,
+    MeasuredSpeed,
+    OthersLoad,
+    RecentPeak,
+)
+from kvrouting_core.routing.events import LoadReport, SchedulerOptions
+from kvrouting_core.routing.queue_load import QueueLoad, Work, surely_prefilled
+from kvrouting_core.routing.residual import WorkerResidual
+from kvrouting_core.service_time import StepTimes
+
+# A request dispatched this shortly before a report may not have been in the engine's queue yet.
+_ON_THE_WAY_MS = 100.0
+_COST_GAIN = 0.1
+
+
+class Station:
+    """One worker as the estimator sees it. A restart or a return makes a new one."""
+
+    __slots__ = (
+        "_context_tokens", "_counters", "_others", "_own_requests", "_own_tokens", "_prior_ms_per_token", "_running",
+        "_unstarted", "_unstarted_tokens", "busy", "chunk_tokens", "measured", "observations", "queue",
+        "relative_speed", "residual", "running", "running_limit", "sequences", "speed", "step_ms", "times",
+    )  # fmt: skip
+
+    def __init__(
+        self, *, times: StepTimes, scheduler: SchedulerOptions, queue: QueueLoad, residual: WorkerResidual
+    ) -> None:
+        self.queue = queue
+        self.residual = residual
+        self.measured = MeasuredSpeed()
+        self.busy = BusyShare()
+        self.speed = 1.0  # f
+        self.relative_speed = 1.0  # of mean-speed work per ms: above 1 is faster than the pool
+        self.sequences = 0  # own, dispatched
+        self.running = 0  # own, past their prefill
+        self.observations = 0
+        self._counters = EngineCounters()
+        self._others = OthersLoad()
+        self._own_requests = RecentPeak()
+        self._own_tokens = RecentPeak()
+        self._unstarted: dict[str, Work] = {}
+        self._unstarted_tokens = 0
+        self._running: dict[str, Work] = {}
+        self._context_tokens = 0
+        self.adopt(times, scheduler)
+
+    def adopt(self, times: StepTimes, scheduler: SchedulerOptions) -> None:
+        """Takes a new prior and new options; what was learned stays."""
+        self.times = times
+        self.chunk_tokens = scheduler.chunked_prefill_tokens
+        self.running_limit = scheduler.max_running_requests
+        self._prior_ms_per_token = times.prefill_ms_per_token
+        self._set_step()
+
+    def add(self, work: Work) -> None:
+        """A request was dispatched."""
+        self._unstarted[work.request_id] = work
+        self._unstarted_tokens += work.uncached_tokens
+        self.queue.add(work)
+        self.sequences += work.sequences
+        if work.uncached_tokens:
+            cost = work.prefill_ms / work.uncached_tokens
+            self._prior_ms_per_token += _COST_GAIN * (cost - self._prior_ms_per_token)
+        self._record_own(work.dispatched_ms)
+
+    def prefilled(self, request_id: str, *, now_ms: float) -> None:
+        """A request is past its prefill; once told, it is told again without effect."""
+        work = self._unstarted.pop(request_id, None)
+        if work is None:
+            return
+        self._unstarted_tokens -= work.uncached_tokens
+        self.queue.prefilled(request_id, now_ms=now_ms)
+        self._running[request_id] = work
+        self.running += work.sequences
+        self._context_tokens += work.context_tokens
+        self._set_step()
+        self._record_own(now_ms)
+
+    def remove(self, request_id: str, *, now_ms: float) -> None:
+        """A request ended."""
+        work = self._unstarted.pop(request_id, None)
+        if work is not None:
+            self._unstarted_tokens -= work.uncached_tokens
+        else:
+            work = self._running.pop(request_id)
+            self.running -= work.sequences
+            self._context_tokens -= work.context_tokens
+            self._set_step()
+        self.queue.remove(request_id, now_ms=now_ms)
+        self.sequences -= work.sequences
+        self._record_own(now_ms)
+
+    def reported(self, report: LoadReport, *, now_ms: float) -> bool:
+        """Takes the engine's word. Returns: whether the measured speed changed."""
+        if self._counters.is_stale(report):
+            return False
+        if self._counters.went_back(report):
+            self._counters = EngineCounters()
+            self.measured = MeasuredSpeed()
+        done = surely_prefilled(
+            self._unstarted.values(),
+            sent_before_ms=report.reported_ms - _ON_THE_WAY_MS,
+            waiting_uncached_tokens=report.waiting_uncached_tokens,
+            chunk_tokens=self.chunk_tokens,
+        )
+        for work in done:
+            self.prefilled(work.request_id, now_ms=now_ms)
+        self._others.replace(
+            report,
+            own_requests=self._own_requests.since(report.reported_ms),
+            own_tokens=self._own_tokens.since(report.reported_ms),
+        )
+        return self._measure(report)
+
+    def _measure(self, report: LoadReport) -> bool:
+        passed = self._counters.advance(report)
+        if passed is None:
+            return False
+        passed_ms, busy_ms, tokens = passed
+        self.busy.add(passed_ms=passed_ms, busy_ms=busy_ms)
+        return self.measured.add(
+            passed_ms=passed_ms, busy_ms=busy_ms, tokens=tokens, prior_ms_per_token=self._prior_ms_per_token
+        )
+
+    def others(self, *, now_ms: float) -> int:
+        """Requests on the worker that are not ours."""
+        return self._others.requests(now_ms=now_ms)
+
+    def others_ms(self, *, now_ms: float) -> float:
+        """Their prefill work that waits."""
+        return self._others.work_ms(now_ms=now_ms, ms_per_token=self.speed * self.times.prefill_ms_per_token)
+
+    def _set_step(self) -> None:
+        """A decode step with one more request than now."""
+        self.step_ms = self.times.decode_ms(self.running + 1, self._context_tokens)
+
+    def _record_own(self, now_ms: float) -> None:
+        self._own_tokens.record(self._unstarted_tokens, now_ms=now_ms)
+        self._own_requests.record(self.sequences, now_ms=now_ms)
