@@ -1,0 +1,268 @@
+"""Composes the engine's process: sockets, ranks, HTTP application, and its life from start to SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from aiohttp import web
+
+from kvrouting_core.service_time import worker_class
+from kvrouting_simulator.engine_process.endpoints import BoundRange, PortRange, bind_http, bind_ranks
+from kvrouting_simulator.engine_process.engine import Engine
+from kvrouting_simulator.engine_process.engine_clock import RealClock
+from kvrouting_simulator.engine_process.event_faults import EventFaults
+from kvrouting_simulator.engine_process.event_publisher import KV_TOPIC, EventPublisher, PublisherLimits
+from kvrouting_simulator.engine_process.http_admin import SGLANG_VERSION, AdminHandlers
+from kvrouting_simulator.engine_process.http_answers import errors
+from kvrouting_simulator.engine_process.http_generate import GenerateHandlers
+from kvrouting_simulator.engine_process.http_openai import OpenAIHandlers
+from kvrouting_simulator.engine_process.load_reports import LOAD_HIGH_WATER_MARK, LoadPublisher
+from kvrouting_simulator.engine_process.metrics import EngineMetrics
+from kvrouting_simulator.engine_process.misbehaviour import Fault, Misbehaviour
+from kvrouting_simulator.engine_process.rank import Rank, RankOptions, RankOutlets
+from kvrouting_tokenization import load_tokenizer
+
+_MAX_BODY_BYTES = 256 * 2**20
+_UNLIMITED = 0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerOptions:
+    """All of the process's options. A port range that is None is not opened.
+
+    own_answer_tokens: length of an answer whose request sets no limit. shutdown_s: what running requests get when the
+    process is asked to end.
+    """
+
+    rank: RankOptions
+    worker_class: str
+    dp_size: int
+    served_model: str
+    tokenizer: str
+    context_length: int
+    own_answer_tokens: int
+    speed: float
+    cache_report: bool
+    http: PortRange
+    kv_events: PortRange | None
+    replay: PortRange | None
+    load: PortRange | None
+    state: PortRange | None
+    limits: PublisherLimits
+    faults: Sequence[Fault]
+    allow_misbehave: bool
+    shutdown_s: float
+
+    def __post_init__(self) -> None:
+        worker_class(self.worker_class)
+        for name in ("dp_size", "context_length", "own_answer_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.speed > 0:
+            raise ValueError(f"speed must be positive, got {self.speed}")
+        if self.replay is not None and self.kv_events is None:
+            raise ValueError("replay needs KV events: give --kv-events, or leave replay out with --no-replay")
+        self._check_overlap()
+
+    def _check_overlap(self) -> None:
+        taken: dict[int, str] = {}
+        for ports in (self.http, self.kv_events, self.replay, self.load, self.state):
+            if ports is None or not ports.base:
+                continue
+            width = 1 if ports is self.http else self.dp_size
+            for port in range(ports.base, ports.base + width):
+                if port in taken:
+                    raise ValueError(f"port {port} is claimed by {taken[port]} and by {ports.option}: move one")
+                taken[port] = ports.option
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ports:
+    kv_events: BoundRange | None
+    replay: BoundRange | None
+    load: BoundRange | None
+    state: BoundRange | None
+
+
+class EngineServer:
+    """One engine process."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._clock = RealClock(speed=options.speed, monotonic_s=time.monotonic)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    async def run(self) -> None:
+        """Serves until SIGTERM or SIGINT. Raises: PortInUseError; TokenizerNotFoundError."""
+        options = self._options
+        tokenizer = await asyncio.to_thread(load_tokenizer, options.tokenizer)
+        http = bind_http(options.http)
+        ports = self._bind()
+        metrics = EngineMetrics(served_model=options.served_model)
+        misbehaviour = Misbehaviour()
+        ranks = [self._rank(number, ports, metrics, misbehaviour) for number in range(options.dp_size)]
+        misbehaviour.take_over(ranks)
+        metrics.watch(ranks)
+        engine = Engine(
+            ranks=ranks,
+            tokenizer=tokenizer,
+            served_model=options.served_model,
+            context_length=options.context_length,
+            own_answer_tokens=options.own_answer_tokens,
+        )
+        http_port = int(http.getsockname()[1])
+        admin = AdminHandlers(engine, metrics=metrics, info=self._info(http_port, ports))
+        runner = web.AppRunner(
+            self._application(engine, admin, misbehaviour),
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=options.shutdown_s,
+        )
+        await runner.setup()
+        await web.SockSite(runner, http).start()
+        for fault in options.faults:
+            misbehaviour.order(fault)
+        _announce(http_port, ports)
+        await self._serve(ranks, runner, admin)
+        self._context.destroy(linger=0)
+
+    async def _serve(self, ranks: Sequence[Rank], runner: web.AppRunner, admin: AdminHandlers) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, stop.set)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(rank.run()) for rank in ranks]
+            await stop.wait()
+            admin.leaving = True
+            _log.info("ending: running requests get %s s", self._options.shutdown_s)
+            await runner.cleanup()
+            for task in running:
+                task.cancel()
+
+    def _bind(self) -> _Ports:
+        def bind(kind: int, ports: PortRange | None, high_water_mark: int) -> BoundRange | None:
+            if ports is None:
+                return None
+            return bind_ranks(self._context, kind, ports, ranks=self._options.dp_size, high_water_mark=high_water_mark)
+
+        options = self._options
+        return _Ports(
+            kv_events=bind(zmq.PUB, options.kv_events, options.limits.high_water_mark),
+            replay=bind(zmq.ROUTER, options.replay, _UNLIMITED),
+            load=bind(zmq.PUB, options.load, LOAD_HIGH_WATER_MARK),
+            state=bind(zmq.ROUTER, options.state, _UNLIMITED),
+        )
+
+    def _rank(self, number: int, ports: _Ports, metrics: EngineMetrics, misbehaviour: Misbehaviour) -> Rank:
+        faults = EventFaults(random.Random(self._options.rank.seed + number))
+        events = None
+        if ports.kv_events is not None:
+            events = EventPublisher(
+                publish=ports.kv_events.sockets[number],
+                replay=None if ports.replay is None else ports.replay.sockets[number],
+                limits=self._options.limits,
+                faults=faults,
+            )
+        load = None
+        if ports.load is not None:
+            load = LoadPublisher(ports.load.sockets[number], monotonic_s=time.monotonic)
+        return Rank(
+            number=number,
+            options=self._options.rank,
+            outlets=RankOutlets(
+                events=events,
+                event_faults=faults,
+                load=load,
+                state=None if ports.state is None else ports.state.sockets[number],
+            ),
+            clock=self._clock,
+            monotonic_s=time.monotonic,
+            on_tokens=misbehaviour.produced,
+            on_step=metrics.late,
+            on_end=metrics.ended,
+        )
+
+    def _application(self, engine: Engine, admin: AdminHandlers, misbehaviour: Misbehaviour) -> web.Application:
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[errors, misbehaviour.middleware])
+        app.add_routes(admin.routes())
+        app.add_routes(OpenAIHandlers(engine, cache_report=self._options.cache_report).routes())
+        app.add_routes(GenerateHandlers(engine).routes())
+        if self._options.allow_misbehave:
+            app.add_routes([web.post("/misbehave", misbehaviour.handle)])
+        return app
+
+    def _info(self, http_port: int, ports: _Ports) -> Mapping[str, Any]:
+        options, scheduler = self._options, self._options.rank.scheduler
+        return {
+            "model_path": options.served_model,
+            "served_model_name": options.served_model,
+            "tokenizer_path": options.tokenizer,
+            "host": options.http.host,
+            "port": http_port,
+            "dp_size": options.dp_size,
+            "tp_size": 1,
+            "context_length": options.context_length,
+            "page_size": options.rank.page_size,
+            "max_total_tokens": options.rank.capacity_tokens,
+            "max_total_num_tokens": options.rank.capacity_tokens,
+            "max_req_input_len": options.context_length - 1,
+            "max_running_requests": scheduler.max_running_requests,
+            "chunked_prefill_size": scheduler.chunked_prefill_tokens,
+            "max_prefill_tokens": scheduler.max_prefill_tokens,
+            "prefill_decode_interval": scheduler.prefill_decode_interval,
+            "enable_mixed_chunk": scheduler.mixed_chunk,
+            "schedule_policy": "fcfs",
+            "radix_cache_backend": options.rank.eviction,
+            "disable_radix_cache": False,
+            "enable_cache_report": options.cache_report,
+            "enable_metrics": True,
+            "load_publish_endpoint": _endpoint(ports.load),
+            "kv_events": _described(options, ports),
+            "simulated_worker_class": options.worker_class,
+            "simulated_speed": options.speed,
+            "version": SGLANG_VERSION,
+            "frontend": "python",
+        }
+
+
+def _endpoint(bound: BoundRange | None) -> str | None:
+    return None if bound is None else f"tcp://{bound.host}:{bound.base}"
+
+
+def _described(options: ServerOptions, ports: _Ports) -> Mapping[str, Any] | None:
+    """The publisher as SGLang's /server_info describes it; absent families are absent keys."""
+    if ports.kv_events is None:
+        return None
+    described: dict[str, Any] = {
+        "publisher": "zmq",
+        "endpoint_host": ports.kv_events.host,
+        "endpoint_port_base": ports.kv_events.base,
+        "topic": KV_TOPIC.decode(),
+        "block_size": options.rank.page_size,
+        "dp_size": options.dp_size,
+    }
+    if ports.load is not None:
+        described |= {"load_endpoint_port_base": ports.load.base, "load_topic": "load"}
+    if ports.replay is not None:
+        described["replay_endpoint_port_base"] = ports.replay.base
+    return described
+
+
+def _announce(http_port: int, ports: _Ports) -> None:
+    """The line by which a parent learns the ports: bases, null where there is none."""
+    families = {"kv_events": ports.kv_events, "replay": ports.replay, "load": ports.load, "state": ports.state}
+    bases = {name: None if bound is None else bound.base for name, bound in families.items()}
+    print(json.dumps({"event": "listening", "http": http_port, **bases}), file=sys.stderr, flush=True)
