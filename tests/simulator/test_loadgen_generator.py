@@ -137,14 +137,6 @@ async def test_resubmission_has_an_end() -> None:
     assert (seen[0].outcome, seen[0].resubmissions) == (Outcome.FAILED, 2)
 
 
-async def test_no_more_requests_than_the_limit_are_sent() -> None:
-    sender = FakeSender(good)
-    items = [item(1), item(2), item(3, depends_on="r1"), item(4, arrival_ms=60_000)]
-    run, _ = generator(items, sender, limits=Limits(requests=2))
-    await run.run()
-    assert [r.request_id for r in sender.sent] == ["r1", "r2"]
-
-
 async def test_nothing_that_is_due_after_the_duration_is_sent() -> None:
     sender = FakeSender(good)
     run, _ = generator([item(1), item(2, arrival_ms=3_600_000)], sender, limits=Limits(duration_s=60))
@@ -188,7 +180,7 @@ async def test_records_carry_what_was_sent_and_said() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
-    [({"requests": 0}, "requests"), ({"duration_s": 0.0}, "duration_s"), ({"resubmissions": -1}, "resubmissions")],
+    [({"duration_s": 0.0}, "duration_s"), ({"resubmissions": -1}, "resubmissions")],
 )
 def test_limits_refuse_nonsense(wrong: dict[str, int], named: str) -> None:
     with pytest.raises(ValueError, match=named):

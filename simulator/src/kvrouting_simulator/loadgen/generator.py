@@ -18,17 +18,14 @@ from kvrouting_simulator.workloads.work_item import Client, ReadyRequest
 class Limits:
     """When to stop sending. None: no limit.
 
-    requests: sent at most. duration_s: nothing that is due later is sent.
+    duration_s: nothing that is due later is sent.
     resubmissions: times that a request whose answer was cut is sent again.
     """
 
-    requests: int | None = None
     duration_s: float | None = None
     resubmissions: int = 0
 
     def __post_init__(self) -> None:
-        if self.requests is not None and self.requests < 1:
-            raise ValueError(f"requests must be at least 1, got {self.requests}")
         if self.duration_s is not None and not self.duration_s > 0:
             raise ValueError(f"duration_s must be positive, got {self.duration_s}")
         if self.resubmissions < 0:
@@ -54,7 +51,6 @@ class LoadGenerator:
         self._on_record = on_record
         self._due: list[tuple[float, int, ReadyRequest]] = []
         self._pushed = 0
-        self._sent = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._start_s = 0.0
@@ -100,12 +96,9 @@ class LoadGenerator:
         """Starts all that is due; returns the seconds until the next, None if there is none."""
         while self._due and self._due[0][0] <= self.now_ms:
             ready = heapq.heappop(self._due)[2]
-            self._sent += 1
             task = group.create_task(self._serve(ready))
             self._under_way.add(task)
             task.add_done_callback(self._done)
-            if self._limits.requests is not None and self._sent >= self._limits.requests:
-                self._due.clear()
         return max(0.0, self._due[0][0] - self.now_ms) / 1000 if self._due else None
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -149,8 +142,6 @@ class LoadGenerator:
         self._follow_up(ready, attempt)
 
     def _follow_up(self, ready: ReadyRequest, attempt: Attempt) -> None:
-        if self._limits.requests is not None and self._sent >= self._limits.requests:
-            return
         answer = attempt.token_ids if attempt.outcome is Outcome.COMPLETED else array("I")
         for following in self._client.ended(ready.request_id, answer, now_ms=self.now_ms):
             self._push(following)

@@ -1,0 +1,229 @@
+"""`kvrouting bench`: drive an endpoint with a workload, report, and compare reports."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from kvrouting_simulator.loadgen.apis import API_NAMES, Api, build_api
+from kvrouting_simulator.loadgen.drive import Target, drive, lateness_notes
+from kvrouting_simulator.loadgen.generator import Limits, LoadGenerator
+from kvrouting_simulator.loadgen.http_sender import FlushFailedError
+from kvrouting_simulator.loadgen.progress import ProgressView, progress_view
+from kvrouting_simulator.loadgen.workload_choice import WORKLOAD_NAMES, Traffic, build_client, build_spec, described
+from kvrouting_simulator.report import Report, RequestRecord, Run, join_reports, load_report, save_report, summarise
+from kvrouting_simulator.report.document import ReportUnreadableError
+from kvrouting_simulator.report.table import comparison_table, trouble_lines
+from kvrouting_simulator.workloads.work_item import Client
+from kvrouting_tokenization import load_tokenizer
+
+
+class InterruptedRunError(click.ClickException):
+    """The run was stopped before anything was sent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outputs:
+    """Where the report goes. goodput_ttft_ms: target for the time to first token; None: no goodput."""
+
+    name: str
+    out: Path | None
+    html: Path | None
+    goodput_ttft_ms: float | None
+
+
+def _settings(_context: click.Context, _parameter: click.Parameter, texts: Sequence[str]) -> Mapping[str, str]:
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _headers(_context: click.Context, _parameter: click.Parameter, texts: Sequence[str]) -> Mapping[str, str]:
+    pairs = {}
+    for text in texts:
+        name, colon, value = text.partition(":")
+        if not colon or not name:
+            raise click.BadParameter(f"{text!r} is not 'NAME: VALUE'")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+@click.group(invoke_without_command=True)
+@click.option("--url", help="Endpoint, for example http://127.0.0.1:8080.")
+@click.option("--api", type=click.Choice(API_NAMES), default="generate", show_default=True, help="Request shape.")
+@click.option("--workload", type=click.Choice(WORKLOAD_NAMES), help="What is asked.  [default: gsp]")
+@click.option("--trace", type=_EXISTING, help="Replay this trace instead (JSON lines with hash_ids, or Azure's CSV).")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    callback=_settings,
+    metavar="NAME=VALUE",
+    help="A number of the workload, for example groups=64; lists with commas. Repeatable.",
+)
+@click.option("--rate", type=_POSITIVE, help="Requests/s, Poisson.  [default: 12; a trace: its own times]")
+@click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="A trace's times run so much faster.")
+@click.option("--requests", type=click.IntRange(min=1), help="Send at most so many.")
+@click.option("--duration", type=_POSITIVE, help="Send nothing that is due after so many seconds.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of order and arrivals.")
+@click.option("--timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds for one request.")
+@click.option("--max-connections", type=click.IntRange(min=1), help="At once; others wait.  [default: no limit]")
+@click.option("--flush", "flush_urls", multiple=True, metavar="URL", help="Engine to flush just before. Repeatable.")
+@click.option("--model", default="default", show_default=True, help="Model name of the OpenAI APIs.")
+@click.option("--tokenizer", help="Folder, hub name or 'bytes'; for --api chat, which sends text.")
+@click.option(
+    "--header", "headers", multiple=True, callback=_headers, metavar="'NAME: VALUE'", help="Sent along. Repeatable."
+)
+@click.option("--name", default=None, help="Name of the run in reports.  [default: URL and workload]")
+@click.option("--out", type=_FILE, help="Save records and figures as JSON.")
+@click.option("--html", type=_FILE, help="Save a page with figures and plots.")
+@click.option("--goodput-ttft", type=_POSITIVE, help="Target in ms: count requests/s that meet it.")
+@click.pass_context
+def bench(
+    context: click.Context,
+    *,
+    url: str | None,
+    api: str,
+    workload: str | None,
+    trace: Path | None,
+    settings: Mapping[str, str],
+    rate: float | None,
+    speed: float,
+    requests: int | None,
+    duration: float | None,
+    seed: int,
+    timeout: float,
+    max_connections: int | None,
+    flush_urls: Sequence[str],
+    model: str,
+    tokenizer: str | None,
+    headers: Mapping[str, str],
+    name: str | None,
+    out: Path | None,
+    html: Path | None,
+    goodput_ttft: float | None,
+) -> None:
+    """Drive an OpenAI or SGLang endpoint: each request at its time, whatever became of the others.
+
+    Nothing is retried; every failure is counted with its error. An interrupt ends the run and reports what was done.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if url is None:
+        raise click.UsageError("give --url, for example --url http://127.0.0.1:8080")
+    if trace is not None and workload is not None:
+        raise click.UsageError("give --workload or --trace, not both")
+    try:
+        traffic = Traffic(
+            workload=workload or "gsp",
+            trace=trace,
+            settings=settings,
+            rate_per_s=rate,
+            speed=speed,
+            requests=requests,
+            seed=seed,
+        )
+        target = Target(
+            url=url,
+            api=_api(api, model, tokenizer),
+            timeout_s=timeout,
+            max_connections=max_connections,
+            headers=headers,
+            flush_urls=flush_urls,
+        )
+        limits = Limits(duration_s=duration)
+        outputs = Outputs(name=name or f"{url} {traffic.name}", out=out, html=html, goodput_ttft_ms=goodput_ttft)
+        _run(target, traffic, limits, outputs)
+    except (ValueError, OSError, FlushFailedError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _api(name: str, model: str, tokenizer: str | None) -> Api:
+    decode = load_tokenizer(tokenizer).decode if tokenizer is not None else None
+    if name == "chat" and decode is None:
+        raise click.UsageError("--api chat sends text: give the model's tokenizer with --tokenizer")
+    return build_api(name, model=model, decode=decode)
+
+
+def _run(target: Target, traffic: Traffic, limits: Limits, outputs: Outputs) -> None:
+    console = Console()
+    spec = build_spec(traffic)
+    client, planned = build_client(spec, seed=traffic.seed)
+    with progress_view(console, traffic.name, total=planned, monotonic_s=time.monotonic) as progress:
+        records = asyncio.run(_drive_interruptibly(target, client, limits, progress))
+    if not records:
+        raise InterruptedRunError("stopped before anything was sent: there is nothing to report")
+    summary = summarise(records, goodput_ttft_ms=outputs.goodput_ttft_ms)
+    run = Run(
+        name=outputs.name,
+        parameters={
+            "url": target.url,
+            "path": target.api.path,
+            **described(spec, seed=traffic.seed),
+            "duration (s)": limits.duration_s,
+            "time limit of a request (s)": target.timeout_s,
+            "connections at most": target.max_connections,
+            "flushed before": bool(target.flush_urls),
+        },
+        records=records,
+        summary=summary,
+        notes=lateness_notes(summary, max_connections=target.max_connections),
+    )
+    _report(Report(title="kvrouting bench", runs=(run,)), outputs, console)
+
+
+async def _drive_interruptibly(
+    target: Target, client: Client, limits: Limits, progress: ProgressView
+) -> tuple[RequestRecord, ...]:
+    loop = asyncio.get_running_loop()
+
+    def stop_on_interrupt(generator: LoadGenerator) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, generator.stop)
+
+    return await drive(target, client, limits=limits, progress=progress, on_start=stop_on_interrupt)
+
+
+def _report(report: Report, outputs: Outputs, console: Console) -> None:
+    console.print(comparison_table(report))
+    for line in trouble_lines(report):
+        console.print(line, markup=False, highlight=False)
+    if outputs.out is not None:
+        save_report(report, outputs.out)
+    if outputs.html is not None:
+        # Imported here: plots are slow to import and not every run draws any.
+        from kvrouting_simulator.report.page import save_page
+
+        save_page(report, outputs.html)
+    for path in filter(None, (outputs.out, outputs.html)):
+        console.print(f"saved {path}", markup=False, highlight=False)
+
+
+@bench.command()
+@click.argument("files", nargs=-1, required=True, type=_EXISTING)
+@click.option("--html", type=_FILE, help="Save the comparison as a page.")
+@click.option("--out", type=_FILE, help="Save the joined runs as JSON.")
+def compare(files: Sequence[Path], html: Path | None, out: Path | None) -> None:
+    """Print saved reports side by side; ratios are against the first run of the first FILE."""
+    try:
+        reports = [load_report(path) for path in files]
+    except ReportUnreadableError as error:
+        raise click.ClickException(str(error)) from error
+    joined = join_reports("kvrouting bench compare", reports, labels=[path.stem for path in files])
+    _report(joined, Outputs(name="", out=out, html=html, goodput_ttft_ms=None), Console())
