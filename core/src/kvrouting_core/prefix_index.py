@@ -141,6 +141,11 @@ class PrefixIndex:
         """The workers that are known, with or without blocks."""
         return frozenset(self._live)
 
+    @property
+    def mask_bits(self) -> int:
+        """Width of the masks: the most slots that were needed at one time, for views and their remains."""
+        return len(self._slots)
+
     def __len__(self) -> int:
         """Distinct blocks in memory, including what is still to be swept."""
         return sum(map(len, self._shards))
