@@ -94,14 +94,14 @@ class MeasuredSpeed:
         self.sum_expected_ms = 0.0
         self._forget_pending()
 
-    def add(self, *, passed_ms: float, busy_ms: float, tokens: int, prior_ms_per_token: float) -> bool:
-        """Takes one report's differences. Returns: whether the ratio was updated."""
+    def add(self, *, passed_ms: float, busy_ms: float, tokens: int, prior_ms_per_token: float) -> None:
+        """Takes one report's differences."""
         self._passed_ms += passed_ms
         self._busy_ms += busy_ms
         self._expected_ms += tokens * prior_ms_per_token
         self._tokens += tokens
         if self._tokens <= _LEAST_EVIDENCE_TOKENS:
-            return False
+            return
         kept = math.exp(-self._passed_ms / _SPEED_MEMORY_MS)
         self.sum_busy_ms = self.sum_busy_ms * kept + self._busy_ms
         self.sum_expected_ms = self.sum_expected_ms * kept + self._expected_ms
@@ -109,7 +109,6 @@ class MeasuredSpeed:
         ratio = (self.sum_busy_ms + _SPEED_INERTIA_MS * self.ratio) / (self.sum_expected_ms + _SPEED_INERTIA_MS)
         self.ratio = min(_SLOWEST, max(_FASTEST, ratio))
         self.observations += 1
-        return True
 
     def _forget_pending(self) -> None:
         self._passed_ms = self._busy_ms = self._expected_ms = 0.0
@@ -150,29 +149,29 @@ class BusyShare:
 
 
 class OthersLoad:
-    """Requests on a worker that this router did not send, from the engine's report less the most that ours can be."""
+    """Requests on a worker that this router did not send, from the engine's report less the most that ours can be.
 
-    __slots__ = ("_reported_ms", "_requests", "_tokens", "_until_ms")
+    requests: how many; they count while now < until_ms, that is not without a recent report.
+    """
+
+    __slots__ = ("_reported_ms", "_tokens", "requests", "until_ms")
 
     def __init__(self) -> None:
-        self._requests = 0
+        self.requests = 0
+        self.until_ms = -math.inf
         self._tokens = 0
         self._reported_ms = 0.0
-        self._until_ms = -math.inf
 
     def replace(self, report: LoadReport, *, own_requests: int, own_tokens: int) -> None:
         """own_requests, own_tokens: the most that ours were since the report's time."""
-        self._requests = max(0, report.waiting_requests + report.running_requests - own_requests)
+        self.requests = max(0, report.waiting_requests + report.running_requests - own_requests)
         self._tokens = max(0, report.waiting_uncached_tokens - own_tokens)
         self._reported_ms = report.reported_ms
-        self._until_ms = report.reported_ms + _REPORT_LIFETIME_MS
-
-    def requests(self, *, now_ms: float) -> int:
-        """How many; 0 without a recent report."""
-        return self._requests if now_ms < self._until_ms else 0
+        counts = self.requests or self._tokens
+        self.until_ms = report.reported_ms + _REPORT_LIFETIME_MS if counts else -math.inf
 
     def work_ms(self, *, now_ms: float, ms_per_token: float) -> float:
-        """Prefill work that waits, less the time since the report; 0 without a recent report."""
-        if not self._tokens or now_ms >= self._until_ms:
+        """Their prefill work that waits, less the time since the report; 0 without a recent report."""
+        if now_ms >= self.until_ms:
             return 0.0
         return max(0.0, self._tokens * ms_per_token - max(0.0, now_ms - self._reported_ms))

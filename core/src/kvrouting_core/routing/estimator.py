@@ -6,6 +6,7 @@ d the step time of its running decodes, m̂ the expected length of an answer, wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -26,20 +27,29 @@ from kvrouting_core.service_time import StepTimes
 
 _FIRST_UNCACHED_TOKENS = 1024.0
 _HIGHEST_BUSY_SHARE = 0.95
+_COMPARED_EVERY_MS = 250.0
 
 
-class Estimate(NamedTuple):
-    """What one worker would need for one request. prefill_ms and decode_ms make up s."""
+class PoolState(NamedTuple):
+    """The workers that a request may go to as they are now, in the same order, and the pool's backlog.
 
-    worker: Worker
-    station: Station
-    matched_tokens: int
-    credited_tokens: int
-    uncached_tokens: int
-    prefill_ms: float
-    decode_ms: float
-    queue_ms: float
-    residual_ms: float
+    queues_ms: P of each. batches: requests that decode on each, ours and others'. shortest_queue: q, P of the least
+    loaded worker in requests of mean size. busy_share: ρ, mean share of time that workers spend in prefill, 0 to .95.
+    """
+
+    workers: Sequence[Worker]
+    stations: list[Station]
+    queues_ms: list[float]
+    batches: list[int]
+    shortest_queue: float
+    busy_share: float
+
+
+class Price(NamedTuple):
+    """What a millisecond of prefill costs others: at the pool's mean speed, and for each request that decodes there."""
+
+    per_ms: float
+    per_ms_and_decode: float
 
 
 class Prediction(NamedTuple):
@@ -65,68 +75,66 @@ class LearnedEstimator:
         self._uncached = RunningMean(_FIRST_UNCACHED_TOKENS)
         self._pool_residual = PoolResidual()
         self._corrected = parameters.queue == "drained"
+        self._busy_share = 0.0
+        self._compared_ms = -math.inf
 
-    def estimates(
-        self, request: RoutingRequest, workers: Sequence[Worker], matched: Mapping[WorkerId, int], *, now_ms: float
-    ) -> list[Estimate]:
-        """One estimate per worker, in their order. matched: leading blocks that the index reports."""
-        steps = self._decode_steps(request)
-        stations = self._stations
-        return [
-            self._estimate(request, worker, stations[worker.id], matched.get(worker.id, 0), steps, now_ms)
-            for worker in workers
-        ]
+    def pool(self, workers: Sequence[Worker], *, now_ms: float) -> PoolState:
+        """How loaded the workers are, whatever the request."""
+        stations = [self._stations[worker.id] for worker in workers]
+        queues_ms, batches, shortest = [], [], math.inf
+        half_mean = self._uncached.value / 2
+        for station in stations:
+            queue_ms, batch = station.queue.load_ms(now_ms, station.speed), station.running
+            if now_ms < station.others.until_ms:
+                batch += station.others.requests
+                queue_ms += self._others_ms(station, now_ms)
+            in_requests = queue_ms / (station.speed * (station.a + station.b * half_mean))
+            if in_requests < shortest:
+                shortest = in_requests
+            queues_ms.append(queue_ms)
+            batches.append(batch)
+        return PoolState(workers, stations, queues_ms, batches, shortest / (2 * half_mean), self._busy_share)
 
-    def _estimate(
-        self,
-        request: RoutingRequest,
-        worker: Worker,
-        station: Station,
-        held: int,
-        decode_steps: float,
-        now_ms: float,
-    ) -> Estimate:
-        size, most = self._block_size, request.prompt_tokens - 1
-        known = cached = min(held * size, most)
-        if worker.credit:
-            cached = min(worker.credit.depth(request.blocks, held) * size, most)
-        prefill_ms = station.speed * _prefill_ms(station.times, request, cached)
-        decode_ms = decode_steps * station.step_ms
-        queue_ms = self._queue_ms(station, request, decode_steps, now_ms)
-        uncached = request.prompt_tokens - cached + request.further_prompt_tokens
-        residual_ms = 0.0
-        if self._parameters.residual:
-            phi = features(cached, uncached, queue_ms)
-            residual_ms = station.residual.value_ms(phi, prefill_ms + decode_ms + queue_ms, now_ms=now_ms)
-        return Estimate(worker, station, known, cached, uncached, prefill_ms, decode_ms, queue_ms, residual_ms)
+    def candidates(
+        self, request: RoutingRequest, pool: PoolState, matched: Mapping[WorkerId, int], price: Price, *, now_ms: float
+    ) -> list[Candidate]:
+        """Each worker's terms for one request. matched: leading blocks that the index reports.
 
-    def _queue_ms(self, station: Station, request: RoutingRequest, decode_steps: float, now_ms: float) -> float:
-        own_ms = station.queue.load_ms(now_ms=now_ms, speed=station.speed)
-        if not self._corrected:
-            return own_ms
-        prefill_ms = own_ms + station.others_ms(now_ms=now_ms)
-        limit = station.running_limit
-        excess = station.sequences + station.others(now_ms=now_ms) + request.sequences - limit
-        if excess <= 0:
-            return prefill_ms
-        # So many must end first; with `limit` in the batch, one ends every steps·step/limit ms.
-        return max(prefill_ms, excess * decode_steps * station.step_ms / limit)
+        This loop is most of a decision's time, so it writes out what a call would cost more than its work.
+        """
+        blocks, size, prompt = request.blocks, self._block_size, request.prompt_tokens
+        length, further = len(blocks), request.further_prompt_tokens
+        steps, use_residual = self._decode_steps(request), self._parameters.residual
+        candidates = []
+        for worker, station, waits_ms, batch in zip(*pool[:4], strict=True):
+            held = matched.get(worker.id, 0)
+            known = cached = held * size if held * size < prompt else prompt - 1
+            if held < length and blocks[held] in worker.credit.counts:
+                cached = min(worker.credit.depth(blocks, held) * size, prompt - 1)
+            new, a, b = prompt - cached, station.a, station.b
+            prefill_ms = station.speed * (new * (a + b * (cached + new / 2)) + further * (a + b * prompt / 2))
+            service_ms = prefill_ms + steps * station.step_ms
+            queue_ms = waits_ms
+            if station.sequences + request.sequences > station.running_limit:
+                queue_ms = max(waits_ms, station.slot_wait_ms(request.sequences, service_ms - prefill_ms))
+            prediction_ms, residual_ms = service_ms + queue_ms, 0.0
+            if use_residual:
+                residual_ms = station.residual.value_ms(cached, new + further, queue_ms, prediction_ms, now_ms)
+                prediction_ms += residual_ms
+            price_ms = prefill_ms * (price.per_ms * station.relative_speed + price.per_ms_and_decode * batch)
+            candidates.append(
+                Candidate(
+                    worker.id, known, cached, new + further, worker.in_flight, service_ms, queue_ms, residual_ms,
+                    prediction_ms, price_ms, prediction_ms + price_ms,
+                )
+            )  # fmt: skip
+        return candidates
+
+    def _others_ms(self, station: Station, now_ms: float) -> float:
+        return station.others_ms(now_ms) if self._corrected else 0.0
 
     def _decode_steps(self, request: RoutingRequest) -> float:
         return max(0.0, self._output.expected(request) - 1)
-
-    @property
-    def busy_share(self) -> float:
-        """ρ: mean share of time in prefill, over the workers; at most .95."""
-        stations = self._stations.values()
-        if not stations:
-            return 0.0
-        return min(_HIGHEST_BUSY_SHARE, sum(s.busy.value for s in stations) / len(stations))
-
-    def shortest_queue(self, estimates: Sequence[Estimate]) -> float:
-        """Requests of mean size that wait on the least loaded worker: min of P over a mean request's prefill."""
-        mean = self._uncached.value
-        return min(e.queue_ms / (e.station.speed * e.station.times.prefill_work_ms(0, mean)) for e in estimates)
 
     # Learning
 
@@ -144,7 +152,7 @@ class LearnedEstimator:
                 queue=self._new_queue(profile.scheduler.chunked_prefill_tokens),
                 residual=WorkerResidual(self._pool_residual),
             )
-        self._set_speeds()
+        self._compare_pool()
 
     def _new_queue(self, chunk_tokens: int) -> QueueLoad:
         p = self._parameters
@@ -155,7 +163,7 @@ class LearnedEstimator:
     def left(self, worker: Worker) -> None:
         """Forgets it."""
         del self._stations[worker.id]
-        self._set_speeds()
+        self._compare_pool()
 
     def reserved(self, reservation: Reservation, chosen: Candidate) -> None:
         """Puts the request in its worker's queue."""
@@ -208,40 +216,40 @@ class LearnedEstimator:
         station.residual.learn(phi, missed_ms, foreseen_ms, now_ms=now_ms)
 
     def reported(self, report: LoadReport, *, now_ms: float) -> None:
-        """Corrects the queue, the others' load and the speed."""
-        if self._stations[report.worker].reported(report, now_ms=now_ms):
-            self._set_speeds()
+        """Corrects the queue, the others' load and the speeds; the pool is compared a few times a second."""
+        self._stations[report.worker].reported(report, now_ms=now_ms)
+        if now_ms - self._compared_ms >= _COMPARED_EVERY_MS:
+            self._compare_pool()
+            self._compared_ms = now_ms
 
-    def _set_speeds(self) -> None:
+    def _compare_pool(self) -> None:
+        """Sets each worker's f, its speed relative to the pool's mean, and ρ."""
         stations = self._stations.values()
         if not stations:
             return
-        pool = pool_speed(s.measured for s in stations) if self._parameters.learned_speed else 1.0
-        for station in stations:
-            learned = self._parameters.learned_speed
-            station.speed = speed_factor(station.measured, pool) if learned else 1.0
-        rates = [1 / (s.speed * s.times.prefill_ms_per_token) for s in stations]
+        if self._parameters.learned_speed:
+            pool = pool_speed(s.measured for s in stations)
+            for station in stations:
+                station.speed = speed_factor(station.measured, pool)
+        rates = [1 / (s.speed * s.a) for s in stations]
         mean = sum(rates) / len(rates)
         for station, rate in zip(stations, rates, strict=True):
             station.relative_speed = rate / mean
+        self._busy_share = min(_HIGHEST_BUSY_SHARE, sum(s.busy.value for s in stations) / len(rates))
 
     def belief(self, worker: Worker, *, now_ms: float) -> WorkerBelief:
         """What is believed of one worker; the residual is that of a request of mean length without cached prefix."""
         station = self._stations[worker.id]
-        queue_ms = station.queue.load_ms(now_ms=now_ms, speed=station.speed)
-        if self._corrected:
-            queue_ms += station.others_ms(now_ms=now_ms)
+        queue_ms = station.queue.load_ms(now_ms, station.speed) + self._others_ms(station, now_ms)
         mean = self._uncached.value
-        prediction_ms = queue_ms + station.speed * station.times.prefill_work_ms(0, mean)
-        phi = features(0, mean, queue_ms)
+        foreseen_ms = queue_ms + station.speed * station.times.prefill_work_ms(0, mean)
+        residual_ms = station.residual.value_ms(0, mean, queue_ms, foreseen_ms, now_ms)
         return WorkerBelief(
             worker=worker.id,
             eligible=worker.eligible,
             in_flight=worker.in_flight,
             queue_ms=queue_ms,
-            residual_ms=(
-                station.residual.value_ms(phi, prediction_ms, now_ms=now_ms) if self._parameters.residual else 0.0
-            ),
+            residual_ms=residual_ms if self._parameters.residual else 0.0,
             prefill_ms_per_token=station.speed * station.times.prefill_ms_per_token,
             speed_factor=station.speed,
             observations=station.observations,

@@ -9,13 +9,13 @@ from operator import attrgetter
 from kvrouting_core.routing.admission import Admission, Overload
 from kvrouting_core.routing.choice import Choice, least, reason_for
 from kvrouting_core.routing.decision import Candidate, Reason
-from kvrouting_core.routing.estimator import Estimate, LearnedEstimator
+from kvrouting_core.routing.estimator import LearnedEstimator, Price
 from kvrouting_core.routing.events import Ended, LoadReport, RoutingRequest
 from kvrouting_core.routing.exploration import Exploration
 from kvrouting_core.routing.ledger import Reservation, Worker
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import CacheView, WorkerBelief
-from kvrouting_core.routing.price import BacklogPrice, ConstantPrice, Price
+from kvrouting_core.routing.price import BacklogPrice, ConstantPrice, Pricing
 
 _COST = attrgetter("cost_ms")
 
@@ -46,14 +46,14 @@ class Lbgr:
             extra_ms=parameters.exploration_extra_ms,
             rng=rng,
         )
-        given = parameters.price
-        self._price: Price = BacklogPrice(parameters.price_floor) if isinstance(given, str) else ConstantPrice(given)
+        self._pricing = _pricing(parameters)
 
     def choose(self, request: RoutingRequest, workers: Sequence[Worker], *, now_ms: float) -> Choice | Overload:
         """Judges each worker; those past a limit are shown, and not chosen."""
         matched = self._cache.match(request.blocks) if len(request.blocks) else {}
-        estimates = self._estimator.estimates(request, workers, matched, now_ms=now_ms)
-        candidates = self._priced(estimates, now_ms)
+        pool = self._estimator.pool(workers, now_ms=now_ms)
+        price = Price(self._pricing.factor(pool), self._parameters.decode_price)
+        candidates = self._estimator.candidates(request, pool, matched, price, now_ms=now_ms)
         open_ = self._admission.open(candidates, workers)
         if not open_:
             return self._admission.overload(candidates, workers)
@@ -65,23 +65,6 @@ class Lbgr:
         if self._parameters.in_flight_credit:
             prefix = request.blocks[matched.get(chosen.worker, 0) :]
         return Choice(chosen, reason, tuple(candidates), prefix)
-
-    def _priced(self, estimates: Sequence[Estimate], now_ms: float) -> list[Candidate]:
-        factor = self._price.factor(self._estimator, estimates)
-        decode_price = self._parameters.decode_price
-        candidates = []
-        for worker, station, matched, credited, uncached, prefill_ms, decode_ms, queue_ms, residual_ms in estimates:
-            stopped = station.running + station.others(now_ms=now_ms)
-            price_ms = (factor * station.relative_speed + decode_price * stopped) * prefill_ms
-            service_ms = prefill_ms + decode_ms
-            prediction_ms = service_ms + queue_ms + residual_ms
-            candidates.append(
-                Candidate(
-                    worker.id, matched, credited, uncached, worker.in_flight, service_ms, queue_ms,
-                    residual_ms, prediction_ms, price_ms, prediction_ms + price_ms,
-                )
-            )  # fmt: skip
-        return candidates
 
     def joined(self, worker: Worker, *, anew: bool) -> None:
         """Starts from the class prior, or goes on with what is known."""
@@ -114,3 +97,9 @@ class Lbgr:
     def belief(self, worker: Worker, *, now_ms: float) -> WorkerBelief:
         """What is believed of the worker."""
         return self._estimator.belief(worker, now_ms=now_ms)
+
+
+def _pricing(parameters: LbgrParameters) -> Pricing:
+    if isinstance(parameters.price, str):
+        return BacklogPrice(parameters.price_floor)
+    return ConstantPrice(parameters.price)

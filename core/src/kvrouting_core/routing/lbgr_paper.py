@@ -73,7 +73,7 @@ class PaperLbgr:
         service_ms = (
             self._parameters.cached_ms_per_token * cached + known.times.prefill_ms_per_token * uncached + answer_ms
         )
-        queue_ms = known.queue.load_ms(now_ms=now_ms, speed=1.0)
+        queue_ms = known.queue.load_ms(now_ms, 1.0)
         residual_ms = dot(known.residual.weights, features(cached, uncached, queue_ms))
         prediction_ms = service_ms + queue_ms + residual_ms
         return Candidate(
@@ -144,7 +144,7 @@ class PaperLbgr:
             worker=worker.id,
             eligible=worker.eligible,
             in_flight=worker.in_flight,
-            queue_ms=known.queue.load_ms(now_ms=now_ms, speed=1.0),
+            queue_ms=known.queue.load_ms(now_ms, 1.0),
             residual_ms=known.residual.weights[0],
             prefill_ms_per_token=known.times.prefill_ms_per_token,
             speed_factor=1.0,

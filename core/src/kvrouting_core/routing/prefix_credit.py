@@ -9,22 +9,22 @@ from collections.abc import Sequence
 class InFlightPrefixes:
     """Blocks that one worker's dispatched requests will leave in its cache, each with the number of requests."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("counts",)
 
     def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
+        self.counts: Counter[int] = Counter()  # to be read, not changed
 
     def __len__(self) -> int:
         """Distinct blocks."""
-        return len(self._counts)
+        return len(self.counts)
 
     def add(self, blocks: Sequence[int]) -> None:
         """Credits the blocks for one request."""
-        self._counts.update(blocks)
+        self.counts.update(blocks)
 
     def remove(self, blocks: Sequence[int]) -> None:
         """Takes back what `add` credited for one request. Raises: KeyError if it did not."""
-        counts = self._counts
+        counts = self.counts
         for block in blocks:
             count = dict.__getitem__(counts, block)
             if count > 1:
@@ -34,7 +34,7 @@ class InFlightPrefixes:
 
     def clear(self) -> None:
         """Voids all credit: the worker's cache is gone."""
-        self._counts.clear()
+        self.counts.clear()
 
     def depth(self, blocks: Sequence[int], held: int) -> int:
         """Leading blocks that the worker holds or is about to hold.
@@ -42,7 +42,7 @@ class InFlightPrefixes:
         held: leading blocks that the index reports, 0..B. Returns: held..B. A block's hash stands for the whole prefix
         before it, so what a request left beyond `held` has no holes and is searched by bisection.
         """
-        counts, length = self._counts, len(blocks)
+        counts, length = self.counts, len(blocks)
         if held >= length or blocks[held] not in counts:
             return held
         if blocks[length - 1] in counts:

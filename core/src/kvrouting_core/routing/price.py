@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
-from kvrouting_core.routing.estimator import Estimate, LearnedEstimator
+from kvrouting_core.routing.estimator import PoolState
 
 
-class Price(Protocol):
+class Pricing(Protocol):
     """How μ is set for one decision."""
 
-    def factor(self, estimator: LearnedEstimator, estimates: Sequence[Estimate]) -> float:
+    def factor(self, pool: PoolState) -> float:
         """μ, at least 0."""
 
 
@@ -23,7 +22,7 @@ class ConstantPrice:
     def __init__(self, factor: float) -> None:
         self._factor = factor
 
-    def factor(self, estimator: LearnedEstimator, estimates: Sequence[Estimate]) -> float:  # noqa: ARG002
+    def factor(self, pool: PoolState) -> float:  # noqa: ARG002 - other prices look at the pool
         """As given."""
         return self._factor
 
@@ -40,7 +39,7 @@ class BacklogPrice:
     def __init__(self, floor: float) -> None:
         self._floor = floor
 
-    def factor(self, estimator: LearnedEstimator, estimates: Sequence[Estimate]) -> float:
+    def factor(self, pool: PoolState) -> float:
         """As the backlog is now."""
-        busy = estimator.busy_share
-        return max(self._floor, (estimator.shortest_queue(estimates) + busy) / (1 - busy))
+        busy = pool.busy_share
+        return max(self._floor, (pool.shortest_queue + busy) / (1 - busy))

@@ -37,7 +37,7 @@ class QueueLoad(Protocol):
     def remove(self, request_id: str, *, now_ms: float) -> None:
         """It ended."""
 
-    def load_ms(self, *, now_ms: float, speed: float) -> float:
+    def load_ms(self, now_ms: float, speed: float) -> float:
         """P. speed: learned speed factor of the worker, 1 is the class prior."""
 
 
@@ -77,7 +77,7 @@ class DecayedQueue:
         if not self._work or self._load_ms < 0:
             self._load_ms = 0.0  # what floating point left over
 
-    def load_ms(self, *, now_ms: float, speed: float) -> float:  # noqa: ARG002 - the paper's s holds the speed
+    def load_ms(self, now_ms: float, speed: float) -> float:  # noqa: ARG002 - the paper's s holds the speed
         """P, decayed until now."""
         return self._load_ms * self._left(now_ms - self._as_of_ms) if self._load_ms else 0.0
 
@@ -123,7 +123,7 @@ class DrainedQueue:
         """Takes the request off; the chunk in progress goes on."""
         self._take(request_id)
 
-    def load_ms(self, *, now_ms: float, speed: float) -> float:
+    def load_ms(self, now_ms: float, speed: float) -> float:
         """P: 0 if no request is without a first token."""
         if not self._work:
             return 0.0

@@ -25,7 +25,7 @@ _PRIOR_OBSERVATIONS = 8.0
 _MOST_OBSERVATIONS = 50.0
 _MEMORY_MS = 20_000.0
 # The weights change little within this time and are not combined anew.
-_COMBINED_LIFETIME_MS = 100.0
+_COMBINED_LIFETIME_MS = 1000.0
 
 
 def features(cached_tokens: float, uncached_tokens: float, queue_ms: float) -> Features:
@@ -152,19 +152,29 @@ class WorkerResidual:
         self._combined: Weights = NO_WEIGHTS
         self._combined_ms = -math.inf
 
-    def weights(self, *, now_ms: float) -> Weights:
-        """θ of this worker, as of at most a tenth of a second ago."""
+    def value_ms(
+        self, cached_tokens: float, uncached_tokens: float, queue_ms: float, prediction_ms: float, now_ms: float
+    ) -> float:
+        """r, within its bound. prediction_ms: s + P. The weights are as of at most a second ago."""
         if now_ms - self._combined_ms >= _COMBINED_LIFETIME_MS:
-            own = _scaled(self._regression.weights, self._evidence.trust(now_ms=now_ms))
-            pool = self._pool.weights(now_ms=now_ms)
-            self._combined = (own[0] + pool[0], own[1] + pool[1], own[2] + pool[2], own[3] + pool[3])
-            self._combined_ms = now_ms
-        return self._combined
+            self._combine(now_ms)
+        constant, per_cached, per_uncached, per_queue = self._combined
+        value = (
+            constant
+            + (per_cached * cached_tokens + per_uncached * uncached_tokens) / _PROMPT_SCALE_TOKENS
+            + per_queue * queue_ms / _QUEUE_SCALE_MS
+        )
+        if value > 0:
+            most = _BOUND_SHARE * prediction_ms + _BOUND_MS
+            return min(most, value)
+        least = -_BOUND_SHARE * prediction_ms
+        return max(least, value)
 
-    def value_ms(self, phi: Features, prediction_ms: float, *, now_ms: float) -> float:
-        """r, within its bound. prediction_ms: s + P."""
-        value = dot(self.weights(now_ms=now_ms), phi)
-        return min(bound_ms(prediction_ms), max(-_BOUND_SHARE * prediction_ms, value))
+    def _combine(self, now_ms: float) -> None:
+        own = _scaled(self._regression.weights, self._evidence.trust(now_ms=now_ms))
+        pool = self._pool.weights(now_ms=now_ms)
+        self._combined = (own[0] + pool[0], own[1] + pool[1], own[2] + pool[2], own[3] + pool[3])
+        self._combined_ms = now_ms
 
     def learn(self, phi: Features, target_ms: float, prediction_ms: float, *, now_ms: float) -> None:
         """target_ms: realised latency less s + P; what exceeds twice the bound counts as twice the bound."""

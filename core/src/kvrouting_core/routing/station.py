@@ -23,9 +23,9 @@ class Station:
     """One worker as the estimator sees it. A restart or a return makes a new one."""
 
     __slots__ = (
-        "_context_tokens", "_counters", "_others", "_own_requests", "_own_tokens", "_prior_ms_per_token", "_running",
-        "_unstarted", "_unstarted_tokens", "busy", "chunk_tokens", "measured", "observations", "queue",
-        "relative_speed", "residual", "running", "running_limit", "sequences", "speed", "step_ms", "times",
+        "_context_tokens", "_counters", "_own_requests", "_own_tokens", "_prior_ms_per_token", "_running",
+        "_unstarted", "_unstarted_tokens", "a", "b", "busy", "chunk_tokens", "measured", "observations", "others",
+        "queue", "relative_speed", "residual", "running", "running_limit", "sequences", "speed", "step_ms", "times",
     )  # fmt: skip
 
     def __init__(
@@ -41,7 +41,7 @@ class Station:
         self.running = 0  # own, past their prefill
         self.observations = 0
         self._counters = EngineCounters()
-        self._others = OthersLoad()
+        self.others = OthersLoad()
         self._own_requests = RecentPeak()
         self._own_tokens = RecentPeak()
         self._unstarted: dict[str, Work] = {}
@@ -53,6 +53,8 @@ class Station:
     def adopt(self, times: StepTimes, scheduler: SchedulerOptions) -> None:
         """Takes a new prior and new options; what was learned stays."""
         self.times = times
+        self.a = times.prefill_ms_per_token
+        self.b = times.attention_ms_per_token_pair
         self.chunk_tokens = scheduler.chunked_prefill_tokens
         self.running_limit = scheduler.max_running_requests
         self._prior_ms_per_token = times.prefill_ms_per_token
@@ -96,10 +98,10 @@ class Station:
         self.sequences -= work.sequences
         self._record_own(now_ms)
 
-    def reported(self, report: LoadReport, *, now_ms: float) -> bool:
-        """Takes the engine's word. Returns: whether the measured speed changed."""
+    def reported(self, report: LoadReport, *, now_ms: float) -> None:
+        """Takes the engine's word; a report older than the last one says nothing."""
         if self._counters.is_stale(report):
-            return False
+            return
         if self._counters.went_back(report):
             self._counters = EngineCounters()
             self.measured = MeasuredSpeed()
@@ -111,30 +113,28 @@ class Station:
         )
         for work in done:
             self.prefilled(work.request_id, now_ms=now_ms)
-        self._others.replace(
+        self.others.replace(
             report,
             own_requests=self._own_requests.since(report.reported_ms),
             own_tokens=self._own_tokens.since(report.reported_ms),
         )
-        return self._measure(report)
-
-    def _measure(self, report: LoadReport) -> bool:
         passed = self._counters.advance(report)
-        if passed is None:
-            return False
-        passed_ms, busy_ms, tokens = passed
-        self.busy.add(passed_ms=passed_ms, busy_ms=busy_ms)
-        return self.measured.add(
-            passed_ms=passed_ms, busy_ms=busy_ms, tokens=tokens, prior_ms_per_token=self._prior_ms_per_token
-        )
+        if passed is not None:
+            passed_ms, busy_ms, tokens = passed
+            self.busy.add(passed_ms=passed_ms, busy_ms=busy_ms)
+            self.measured.add(
+                passed_ms=passed_ms, busy_ms=busy_ms, tokens=tokens, prior_ms_per_token=self._prior_ms_per_token
+            )
 
-    def others(self, *, now_ms: float) -> int:
-        """Requests on the worker that are not ours."""
-        return self._others.requests(now_ms=now_ms)
+    def others_ms(self, now_ms: float) -> float:
+        """Prefill work of requests that are not ours."""
+        return self.others.work_ms(now_ms=now_ms, ms_per_token=self.speed * self.a)
 
-    def others_ms(self, *, now_ms: float) -> float:
-        """Their prefill work that waits."""
-        return self._others.work_ms(now_ms=now_ms, ms_per_token=self.speed * self.times.prefill_ms_per_token)
+    def slot_wait_ms(self, sequences: int, decode_ms: float) -> float:
+        """Wait for a slot, where more would run than the engine lets: one of `running_limit` ends each
+        decode_ms/running_limit. sequences: of the request. decode_ms: of one answer."""
+        excess = self.sequences + sequences - self.running_limit
+        return max(0, excess) * decode_ms / self.running_limit
 
     def _set_step(self) -> None:
         """A decode step with one more request than now."""

@@ -1,0 +1,170 @@
+"""Time of one routing decision, against the bare argmin that any cost-based router needs.
+
+A decision is one `Arrival` of an 8k prompt: match in the real index, estimate, choose, reserve, credit, report every
+candidate. One process, one interleaved run: each round asks every policy and the bare argmin once, in turn, about the
+same prompt; a pool at work around it (requests in flight, first tokens, completions, load reports) is driven untimed.
+`python -m benchmarks.decision [--quick]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvrouting_core.identity import WorkerId
+from kvrouting_core.prefix_index import PrefixIndex
+from kvrouting_core.routing.decision import Dispatch
+from kvrouting_core.routing.events import (
+    Arrival,
+    Ended,
+    FirstToken,
+    LoadReport,
+    Outcome,
+    PrefixArrived,
+    RoutingRequest,
+    WorkerJoined,
+    WorkerProfile,
+)
+from kvrouting_core.routing.policy import AdmissionLimits, Policy
+from kvrouting_core.routing.registry import POLICY_NAMES, build_policy
+
+BLOCK_TOKENS, PROMPT_TOKENS = 64, 8192
+GROUPS = 64
+IN_FLIGHT_PER_WORKER = 4
+BASELINE = "bare argmin"
+VARIANTS: dict[str, dict[str, object]] = {
+    "lbgr": {},
+    "lbgr, residual off": {"residual": "off"},
+    "lbgr, as the paper": {"residual": "off", "price": 0, "queue": "decayed", "decode_price": 0},
+}
+
+
+@dataclass(slots=True)
+class Subject:
+    """One policy with a pool at work."""
+
+    policy: Policy
+    running: deque[str] = field(default_factory=deque)
+    times_us: list[float] = field(default_factory=list)
+    busy_us: int = 0
+    tokens: int = 0
+
+
+def pool_index(workers: list[WorkerId], rng: random.Random) -> tuple[PrefixIndex, list[list[int]]]:
+    """An index in which each worker holds a random depth of a quarter of the groups' prompts."""
+    index = PrefixIndex()
+    prompts = [[rng.getrandbits(64) for _ in range(PROMPT_TOKENS // BLOCK_TOKENS)] for _ in range(GROUPS)]
+    for worker in workers:
+        for prompt in rng.sample(prompts, GROUPS // 4):
+            index.add(worker, prompt[: rng.randint(1, len(prompt))])
+    return index, prompts
+
+
+def bare_argmin(index: PrefixIndex, workers: list[WorkerId], blocks: list[int]) -> WorkerId:
+    """Match, multiply, compare: the least that a router by cost can do."""
+    matched = index.match(blocks)
+    best, best_cost = workers[0], float("inf")
+    for worker in workers:
+        cost = 0.112 * (PROMPT_TOKENS - BLOCK_TOKENS * matched.get(worker, 0))
+        if cost < best_cost:
+            best, best_cost = worker, cost
+    return best
+
+
+def ask(subject: Subject, workers: list[WorkerId], blocks: list[int], number: int, now_ms: float) -> None:
+    """One timed decision, and the untimed life of the pool around it."""
+    request = RoutingRequest(request_id=str(number), blocks=blocks, prompt_tokens=PROMPT_TOKENS)
+    arrival = Arrival(request=request)
+    began = time.perf_counter()
+    (action,) = subject.policy.handle(arrival, now_ms=now_ms)
+    subject.times_us.append((time.perf_counter() - began) * 1e6)
+    if not isinstance(action, Dispatch):
+        raise TypeError(f"the pool refused: {action}")
+    subject.running.append(request.request_id)
+    if number % 2:
+        subject.policy.handle(FirstToken(request_id=request.request_id), now_ms=now_ms + 1)
+    if len(subject.running) > IN_FLIGHT_PER_WORKER * len(workers):
+        oldest = subject.running.popleft()
+        subject.policy.handle(PrefixArrived(request_id=oldest), now_ms=now_ms + 2)
+        ended = Ended(request_id=oldest, outcome=Outcome.COMPLETED, output_tokens=4)
+        subject.policy.handle(ended, now_ms=now_ms + 2)
+    report(subject, workers[number % len(workers)], now_ms)
+
+
+def report(subject: Subject, worker: WorkerId, now_ms: float) -> None:
+    """The engine of one worker speaks."""
+    subject.busy_us += 800_000
+    subject.tokens += 7000
+    load = LoadReport(
+        worker=worker,
+        reported_ms=now_ms,
+        running_requests=3,
+        waiting_requests=2,
+        used_tokens=100_000,
+        waiting_uncached_tokens=4000,
+        total_prefill_uncached_tokens=subject.tokens,
+        total_prefill_busy_us=subject.busy_us,
+    )
+    subject.policy.handle(load, now_ms=now_ms + 3)
+
+
+def measure(worker_count: int, rounds: int) -> dict[str, list[float]]:
+    """µs of each decision, by policy and for the baseline."""
+    rng = random.Random(worker_count)
+    workers = [WorkerId(f"pod-{i}/0") for i in range(worker_count)]
+    index, prompts = pool_index(workers, rng)
+    subjects = {name: Subject(build(name, index, workers)) for name in subject_names()}
+    baseline_us: list[float] = []
+    warm_up = IN_FLIGHT_PER_WORKER * worker_count + 64
+    for number in range(warm_up + rounds):
+        blocks = rng.choice(prompts)
+        began = time.perf_counter()
+        bare_argmin(index, workers, blocks)
+        baseline_us.append((time.perf_counter() - began) * 1e6)
+        for subject in subjects.values():
+            ask(subject, workers, blocks, number, number * 20.0)
+    return {BASELINE: baseline_us[warm_up:], **{name: s.times_us[warm_up:] for name, s in subjects.items()}}
+
+
+def subject_names() -> list[str]:
+    """The variants of `lbgr`, then the other policies."""
+    return [*VARIANTS, *(name for name in POLICY_NAMES if name != "lbgr")]
+
+
+def build(name: str, index: PrefixIndex, workers: list[WorkerId]) -> Policy:
+    """A policy whose workers have joined."""
+    kind, parameters = ("lbgr", VARIANTS[name]) if name in VARIANTS else (name, {})
+    policy = build_policy(
+        kind,
+        parameters,
+        cache=index,
+        block_size_tokens=BLOCK_TOKENS,
+        rng=random.Random(1),
+        limits=AdmissionLimits(max_expected_wait_ms=1e9),
+    )
+    for worker in workers:
+        profile = WorkerProfile(worker=worker, worker_class="L40", capacity_tokens=197_000)
+        policy.handle(WorkerJoined(profile=profile), now_ms=0.0)
+    return policy
+
+
+def main() -> None:
+    """Prints p50, p99 and the ratio of medians to the baseline."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    rounds = 200 if parser.parse_args().quick else 2000
+    print(f"{'workers':>7}  {'policy':<20} {'p50 µs':>8} {'p99 µs':>8} {'to ' + BASELINE:>15}")
+    for worker_count in (4, 16, 64, 256):
+        times = measure(worker_count, rounds)
+        unit = statistics.median(times[BASELINE])
+        for name, values in times.items():
+            p50, p99 = statistics.median(values), statistics.quantiles(values, n=100)[98]
+            print(f"{worker_count:>7}  {name:<20} {p50:>8.0f} {p99:>8.0f} {p50 / unit:>15.2f}")
+
+
+if __name__ == "__main__":
+    main()
