@@ -248,6 +248,39 @@ def test_an_access_to_a_leaf_that_is_not_locked_marks_it_too() -> None:
     assert policy.choose(1, refuse) == []
 
 
+def test_an_admission_marks_what_it_finds() -> None:
+    policy = RandomizedLeafTokens(random.Random(0))
+    found, other = policy.record("found", 9), policy.record("other", 9)
+    policy.admitted(access(found))
+    policy.evictable(found)
+    policy.evictable(other)
+    assert policy.choose(9, refuse) == [(other, 9)]
+    assert policy.phase == 1
+
+
+def test_the_first_part_of_a_split_node_keeps_its_mark() -> None:
+    """A tree of someone else may split a node without an access, then lose the rest of it."""
+    policy = RandomizedLeafTokens(random.Random(0))
+    node, other = policy.record("node", 5), policy.record("other", 1)
+    policy.inserted(access(node))
+    prefix = policy.split(node, "prefix", 3)
+    assert (prefix.owner, prefix.pages, node.pages) == ("prefix", 3, 2)
+    policy.evictable(prefix)
+    policy.evictable(other)
+    assert policy.choose(1, refuse) == [(other, 1)]
+
+
+@pytest.mark.parametrize("name", ["lru", "lfu", "slru"])
+def test_the_first_part_of_a_split_node_keeps_its_history(name: str) -> None:
+    policy = make_policy(name, random.Random(0))
+    older, node = policy.record("older", 1), policy.record("node", 5)
+    policy.inserted(access(older))
+    policy.inserted(access(node))
+    policy.evictable(policy.split(node, "prefix", 3))
+    policy.evictable(older)
+    assert [record.owner for record, _ in policy.choose(4, refuse)] == ["older", "prefix"]
+
+
 @pytest.mark.parametrize("make", [LeafLRU, SegmentedLRU])
 def test_an_access_to_a_leaf_that_is_not_locked_moves_it_back(make: Callable[[], EvictionPolicy[Any]]) -> None:
     policy = make()
