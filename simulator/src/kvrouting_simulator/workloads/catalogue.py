@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from kvrouting_simulator.workloads.arrivals import (
     Arrivals,
@@ -20,7 +21,7 @@ from kvrouting_simulator.workloads.gsp import Gsp
 from kvrouting_simulator.workloads.long_documents import LongDocuments
 from kvrouting_simulator.workloads.multi_turn import MultiTurn
 from kvrouting_simulator.workloads.spec import WorkloadSpec
-from kvrouting_simulator.workloads.trace_files import read_azure, read_mooncake
+from kvrouting_simulator.workloads.trace_files import open_text, read_azure, read_mooncake
 from kvrouting_simulator.workloads.traces import AgentSessions, AzureTrace, MooncakeTrace
 
 _KINDS: Mapping[str, type[Any]] = MappingProxyType(
@@ -59,6 +60,15 @@ def build_workload(name: str, parameters: Mapping[str, object]) -> WorkloadSpec:
     return spec
 
 
+def trace_kind(path: Path) -> str:
+    """The workload that a trace file is, by its first line. Raises: OSError if it cannot be read."""
+    with open_text(path) as file:
+        first = file.readline()
+    if not first.lstrip().startswith("{"):
+        return "azure"
+    return "agents" if '"session"' in first else "mooncake"
+
+
 def takes(name: str, parameter: str) -> bool:
     """Whether a kind of workload has such a number. Raises: KeyError for an unknown kind."""
     return parameter in {field.name for field in dataclasses.fields(_KINDS[name])}
@@ -90,24 +100,12 @@ def build_arrivals(value: object) -> Arrivals:
 
 
 def _converted(name: str, value: object, hint: Any) -> Any:
-    """A plain value as a field's type. Raises: ValueError naming the field and the value."""
-    if isinstance(hint, types.UnionType):
-        if value is None:
-            return None
-        hint = next(arg for arg in typing.get_args(hint) if arg is not types.NoneType)
-    if typing.get_origin(hint) is tuple:
-        return _whole_numbers(name, value)
+    """A plain value, or its spelling as text, as a field's type. Raises: ValueError naming the field and the value."""
     if hint is Path:
         return Path(str(value))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    expected = hint if isinstance(hint, type) else str
-    if not isinstance(value, expected) or isinstance(value, bool):
-        raise ValueError(f"{name} must be of type {expected.__name__}, got {value!r}")  # noqa: TRY004
-    return value
-
-
-def _whole_numbers(name: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)) or not all(type(item) is int for item in value):
-        raise ValueError(f"{name} must be a list of whole numbers, got {value!r}")
-    return tuple(value)
+    if isinstance(value, str) and typing.get_origin(hint) is tuple:
+        value = value.split(",")
+    try:
+        return msgspec.convert(value, hint, strict=not isinstance(value, (str, list)))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name} is {value!r}: {error}") from None
