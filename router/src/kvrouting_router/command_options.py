@@ -34,8 +34,8 @@ pool_options = _group(
     click.option("--block-size", type=click.IntRange(16, 128), default=64, show_default=True,
                  help="Tokens in a routing block; workers must say the same."),
     click.option("--hash-key-file", type=_FILE,
-                 help="The pool's secret: 32 to 128 hexadecimal digits or 16 to 64 raw bytes. Without it no sidecar can join."),
-    click.option("--join-token-file", type=_FILE, help="Sidecars must present its content. Without it every one may join."),
+                 help="The pool's secret: 32 to 128 hexadecimal digits or 16 to 64 raw bytes. No worker joins without."),
+    click.option("--join-token-file", type=_FILE, help="Sidecars must present its content; without it all may join."),
     click.option("--worker", "workers", multiple=True, metavar="URL",
                  help="An engine without a sidecar, http://host:port; may be repeated. Its cache is guessed."),
     click.option("--worker-class", default="L40", show_default=True, help="GPU class of the --worker engines."),
@@ -58,7 +58,7 @@ surface_options = _group(
 
 tokenizer_options = _group(
     click.option("--tokenizer", metavar="FOLDER|NAME",
-                 help="The model's tokenizer: a folder, a name on the hub or 'bytes'. Without it text is matched by guess."),
+                 help="The model's tokenizer: a folder, a name on the hub or 'bytes'. Text is guessed without."),
     click.option("--tokenizer-revision", help="Revision on the hub."),
     click.option("--tokenizer-threads", type=_COUNT, default=2, show_default=True),
 )  # fmt: skip
