@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from kvrouting_core.deltas import Clear, Extend, Trim
 from kvrouting_sidecar.session import DeltaPart, Session, SessionError, SnapshotPart
 
 _MASK = (1 << 64) - 1
@@ -19,10 +21,10 @@ class _TreeOfBlocks:
         self.parents: dict[int, int] = {}
 
     @property
-    def block_count(self) -> int:
+    def blocks(self) -> int:
         return len(self.parents)
 
-    def runs(self) -> Iterable[tuple[int, Sequence[int]]]:
+    def snapshot(self) -> Iterable[Extend]:
         known = {0}
         waiting = dict(self.parents)
         while waiting:
@@ -30,7 +32,7 @@ class _TreeOfBlocks:
                 if parent in known:
                     known.add(block)
                     del waiting[block]
-                    yield parent, [block]
+                    yield Extend(parent=parent or None, blocks=(block,))
 
     def leaves(self) -> list[int]:
         return sorted(self.parents.keys() - set(self.parents.values()))
@@ -69,7 +71,6 @@ class _Receiver:
         if delta.clear:
             self.parents.clear()
         for block in delta.trimmed:
-            assert block not in self.parents.values(), "a block goes after its children"
             del self.parents[block]
         _extend(self.parents, delta.extended)
 
@@ -107,7 +108,7 @@ class _Pair:
             self.tree.parents[block] = parent
             run.append(block)
             parent = block
-        self.session.extended(start, run, now_s=0.0)
+        self.session.changed([Extend(parent=start or None, blocks=tuple(run))], now_s=0.0)
 
     def restore(self, at: int) -> None:
         """A block that was there before comes back: equal prefixes have equal hashes."""
@@ -119,7 +120,7 @@ class _Pair:
         if known:
             parent, block = known[at % len(known)]
             self.tree.parents[block] = parent
-            self.session.extended(parent, [block], now_s=0.0)
+            self.session.changed([Extend(parent=parent or None, blocks=(block,))], now_s=0.0)
 
     def trim(self, at: int, count: int) -> None:
         removed = []
@@ -128,11 +129,11 @@ class _Pair:
             leaf = leaves[at % len(leaves)]
             self.removed.append((self.tree.parents.pop(leaf), leaf))
             removed.append(leaf)
-        self.session.trimmed(removed, now_s=0.0)
+        self.session.changed([Trim(blocks=tuple(sorted(removed)))], now_s=0.0)
 
     def clear(self) -> None:
         self.tree.parents.clear()
-        self.session.cleared(now_s=0.0)
+        self.session.changed([Clear()], now_s=0.0)
 
     def send(self, at_most: int) -> None:
         for _ in range(at_most):
@@ -204,7 +205,7 @@ def test_receiver_reconstructs_the_mirror_whatever_happens(
         in_view = len(pair.receiver.parents)
         _take(pair, name, *arguments)  # type: ignore[arg-type]
         staged = len(pair.receiver.staged or ())
-        bound = 2 * (pair.tree.block_count + in_view + staged + pair.new_block)
+        bound = 2 * (pair.tree.blocks + in_view + staged + pair.new_block)
         assert pair.session.pending_blocks <= bound
     pair.settle()
     assert pair.receiver.parents == pair.tree.parents
@@ -271,7 +272,7 @@ def test_lag_is_the_age_of_the_oldest_change_not_acknowledged() -> None:
     session.acknowledged(1)
     assert session.lag_s(12.0) == 0.0
     tree.parents[5] = 0
-    session.extended(0, [5], now_s=20.0)
+    session.changed([Extend(parent=None, blocks=(5,))], now_s=20.0)
     assert session.lag_s(23.0) == 3.0
     session.next_message(now_s=24.0)
     assert session.lag_s(25.0) == 5.0

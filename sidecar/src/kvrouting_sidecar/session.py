@@ -5,18 +5,20 @@ has been sent and what the mirror holds, so a block that comes and goes while th
 session never holds more than the two views together. When the difference has outgrown the mirror itself, a snapshot
 is the shorter message and replaces it.
 
-At most `window` messages are unacknowledged. Each message leaves the router with a prefix-closed set: blocks are
-trimmed leaves first, then added parents first, and both orders follow from the order in which the mirror reports.
+At most `window` messages are unacknowledged. Each message leaves the router with a prefix-closed set: the first delta
+after a pause trims all that is to be trimmed, and blocks are added parents first, as the mirror reports them.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
+
+from kvrouting_core.deltas import Clear, Delta, Extend, Trim
 
 _MASK = (1 << 64) - 1
 
@@ -28,12 +30,12 @@ class BlockView(Protocol):
     """The mirror as a session needs it."""
 
     @property
-    def block_count(self) -> int:
+    def blocks(self) -> int:
         """Blocks present."""
         ...
 
-    def runs(self) -> Iterable[tuple[int, Sequence[int]]]:
-        """All blocks as runs, parents before children."""
+    def snapshot(self) -> Iterable[Extend]:
+        """All blocks present, parents before children, as of the moment of the call."""
         ...
 
 
@@ -90,8 +92,8 @@ class _SnapshotUnderWay:
 class Session:
     """The sequence of snapshots and deltas that keeps one router's view equal to the mirror.
 
-    Every change of the mirror is reported in its order by `extended`, `trimmed` and `cleared`, and `next_message` is
-    asked until it has nothing to say. A new session owes a snapshot.
+    Every change of the mirror is reported in its order by `changed`, and `next_message` is asked until it has nothing
+    to say. A new session owes a snapshot.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Session:
         self._blocks_per_message = blocks_per_message
         self._floor_blocks = floor_blocks
         self._added: dict[int, int] = {}  # block → parent, parents first
-        self._removed: dict[int, None] = {}  # leaves first
+        self._removed: dict[int, None] = {}
         self._clear = False
         self._snapshot_due = True
         self._snapshot: _SnapshotUnderWay | None = None
@@ -124,42 +126,22 @@ class Session:
 
     # --- what happens to the mirror ---
 
-    def extended(self, parent: int, blocks: Sequence[int], *, now_s: float) -> None:
-        """A chain was added below `parent`, which is present (0: it starts a prompt)."""
-        if self._snapshot_due or not blocks:
+    def changed(self, deltas: Iterable[Delta], *, now_s: float) -> None:
+        """The mirror changed, in this order."""
+        if self._snapshot_due:
             return
-        self._owe(now_s)
-        added, removed = self._added, self._removed
-        for block in blocks:
-            if block in removed:
-                del removed[block]
+        if self._owed_since_s is None:
+            self._owed_since_s = now_s
+        for delta in deltas:
+            if isinstance(delta, Extend):
+                self._extend(delta)
+            elif isinstance(delta, Trim):
+                self._trim(delta)
             else:
-                added[block] = parent
-            parent = block
+                self._clear_all(delta)
+            if self._snapshot_due:
+                return
         self._weigh_difference()
-
-    def trimmed(self, blocks: Iterable[int], *, now_s: float) -> None:
-        """Blocks were removed, children before their parents."""
-        if self._snapshot_due:
-            return
-        self._owe(now_s)
-        added, removed = self._added, self._removed
-        for block in blocks:
-            if added.pop(block, None) is None:
-                removed[block] = None
-        self._weigh_difference()
-
-    def cleared(self, *, now_s: float) -> None:
-        """The mirror is empty."""
-        if self._snapshot_due:
-            return
-        if self._snapshot is not None:  # the rest of it would be sent to be thrown away
-            self._make_snapshot_due()
-            return
-        self._owe(now_s)
-        self._added.clear()
-        self._removed.clear()
-        self._clear = True
 
     def replaced(self) -> None:
         """The mirror was built anew; how it differs from the old one is not known."""
@@ -235,9 +217,29 @@ class Session:
 
     # --- inside ---
 
-    def _owe(self, now_s: float) -> None:
-        if self._owed_since_s is None:
-            self._owed_since_s = now_s
+    def _extend(self, delta: Extend) -> None:
+        added, removed = self._added, self._removed
+        parent = delta.parent or 0
+        for block in delta.blocks:
+            if block in removed:
+                del removed[block]
+            else:
+                added[block] = parent
+            parent = block
+
+    def _trim(self, delta: Trim) -> None:
+        added, removed = self._added, self._removed
+        for block in delta.blocks:
+            if added.pop(block, None) is None:
+                removed[block] = None
+
+    def _clear_all(self, _: Clear) -> None:
+        if self._snapshot is not None:  # the rest of it would be sent to be thrown away
+            self._make_snapshot_due()
+            return
+        self._added.clear()
+        self._removed.clear()
+        self._clear = True
 
     def _make_snapshot_due(self) -> None:
         self._snapshot_due = True
@@ -249,7 +251,7 @@ class Session:
     def _weigh_difference(self) -> None:
         # Not while one is under way: a slow router would get beginnings of snapshots for ever.
         difference = len(self._added) + len(self._removed)
-        if self._snapshot is None and difference > max(self._floor_blocks, self._view.block_count):
+        if self._snapshot is None and difference > max(self._floor_blocks, self._view.blocks):
             self._make_snapshot_due()
         if not self.owes:
             self._owed_since_s = None
@@ -267,17 +269,16 @@ class Session:
             self._snapshot = None
             self._delivered_blocks = len(snapshot.blocks)
             self._delivered_digest = sum(snapshot.blocks) & _MASK
+            self._weigh_difference()
         return SnapshotPart(first=first, last=snapshot.exhausted, next_sequence=self._sequence, runs=runs)
 
     def _next_delta(self) -> DeltaPart:
-        room = self._blocks_per_message
         clear, self._clear = self._clear, False
         if clear:
             self._delivered_blocks = self._delivered_digest = 0
-        trimmed = list(islice(self._removed, room))
-        for block in trimmed:
-            del self._removed[block]
-        added = list(islice(self._added.items(), room - len(trimmed)))
+        # All at once: a part of them could leave the router with blocks whose prefix is gone.
+        trimmed, self._removed = list(self._removed), {}
+        added = list(islice(self._added.items(), max(0, self._blocks_per_message - len(trimmed))))
         for block, _ in added:
             del self._added[block]
         extended = list(_joined((parent, block) for block, parent in added))
@@ -290,11 +291,10 @@ class Session:
 
 def _copy_of(view: BlockView) -> _SnapshotUnderWay:
     parents, blocks = array("Q"), array("Q")
-    for parent, run in view.runs():
-        if run:
-            parents.append(parent)
-            parents.extend(run[:-1])
-            blocks.extend(run)
+    for chain in view.snapshot():
+        parents.append(chain.parent or 0)
+        parents.extend(chain.blocks[:-1])
+        blocks.extend(chain.blocks)
     return _SnapshotUnderWay(parents, blocks)
 
 

@@ -1,0 +1,413 @@
+"""The mirror of one rank and how far it may be trusted: a state machine without I/O.
+
+Batches, answers of the state socket, breaks of the stream go in; out come deltas for the listener and, as `need`, the
+one question that must be put to the engine before batches are of use again. Whoever drives it puts the question and
+hands in the answer; until then it hands in no batch.
+
+`exact`: the mirror began with a snapshot of the engine and every batch since was applied. The engine's own count and
+digest are compared at equal sequence numbers. `partial`: an engine without a state socket. The mirror holds the
+chains whose every block was seen since the last doubt, which is a subset of the cache.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvrouting_core.blocks import ChainHasher
+from kvrouting_core.deltas import Delta, Extend
+from kvrouting_core.event_order import BatchOrder, Verdict
+from kvrouting_core.tree_mirror import MirrorInDoubtError, TreeMirror
+from kvrouting_sidecar.verification import PositionHistory, Verification
+from kvrouting_sidecar.wire_events import BlockRemoved, BlockStored, EngineState, Event
+
+_GPU_MEDIA = (None, "GPU")
+# A subset of the cache cannot be larger than the cache; an engine may count a few pages more than it calls capacity.
+_CAPACITY_SLACK = 1.05
+
+
+class Source(enum.Enum):
+    """How far the mirror may be trusted."""
+
+    EXACT = "exact"
+    PARTIAL = "partial"
+    APPROXIMATE = "approximate"
+
+
+@dataclass(frozen=True, slots=True)
+class NeedIdentity:
+    """Which process speaks?"""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeedReplay:
+    """The batches from `first` on."""
+
+    first: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeedSnapshot:
+    """The engine's tree."""
+
+    reason: str
+
+
+Need = NeedIdentity | NeedReplay | NeedSnapshot
+
+
+class MirrorListener(Protocol):
+    """Hears what the routers must be told."""
+
+    def changed(self, deltas: list[Delta]) -> None:
+        """The mirror changed, in this order."""
+
+    def replaced(self) -> None:
+        """The mirror was built anew."""
+
+    def new_epoch(self) -> None:
+        """Another engine process; what was told of the former is void."""
+
+
+@dataclass(slots=True)
+class MirrorCounts:
+    """Cumulative, for metrics."""
+
+    batches: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    replays: int = 0
+    replayed_batches: int = 0
+    snapshots: int = 0
+    doubts: int = 0
+    restarts: int = 0
+    undecodable: int = 0
+
+
+class RankMirror:
+    """One rank's tree in routing blocks."""
+
+    def __init__(
+        self, hasher: ChainHasher, *, model: str, capacity_tokens: int, page_size_tokens: int, listener: MirrorListener
+    ) -> None:
+        self._hasher = hasher
+        self._model = model
+        self._limit_pages = int(capacity_tokens / page_size_tokens * _CAPACITY_SLACK) if capacity_tokens else None
+        self._listener = listener
+        self._order = BatchOrder()
+        self._tree = TreeMirror(hasher, model=model, exact=False)
+        self._tree_is_exact = False
+        self._epoch: str | None = None
+        self._fingerprint: str | None = None
+        self._state_answers = False
+        self._settled = False
+        self._settles_at: int | None = None
+        self._gap: range | None = None
+        self._in_doubt = False
+        self._history = PositionHistory()
+        self.verification = Verification()
+        self.counts = MirrorCounts()
+        self.need: Need | None = NeedIdentity("not started")
+        self.doubt_reason = "not started"
+
+    # --- what may be said of it ---
+
+    @property
+    def epoch(self) -> str | None:
+        """The engine process behind the mirror; None: not known yet."""
+        return self._epoch
+
+    @property
+    def source(self) -> Source:
+        """EXACT only while the engine proves it."""
+        return Source.EXACT if self._tree_is_exact and self._state_answers else Source.PARTIAL
+
+    @property
+    def in_sync(self) -> bool:
+        """It may be shown: no snapshot is being taken in."""
+        return self._settled
+
+    @property
+    def next_sequence(self) -> int | None:
+        """The number of the next batch; None: whatever comes first."""
+        return self._order.next_sequence
+
+    @property
+    def blocks(self) -> int:
+        return self._tree.blocks
+
+    @property
+    def block_digest(self) -> int:
+        return self._tree.block_digest
+
+    @property
+    def pages(self) -> int:
+        return self._tree.pages
+
+    def snapshot(self) -> Iterator[Extend]:
+        """All blocks present, parents first."""
+        return self._tree.snapshot()
+
+    def reason(self) -> str:
+        """Why the mirror is not exact or not in sync; empty when all is well."""
+        if not self._settled:
+            return self.doubt_reason
+        if self.source is Source.EXACT:
+            return ""
+        return "the engine's state socket does not answer: the mirror is a subset of its cache"
+
+    # --- the live stream and the replay ---
+
+    def offer(self, sequence: int, events: Iterable[Event], *, replayed: bool = False) -> bool:
+        """A batch. Returns: whether it is dealt with; False: it must be offered again when the need is met."""
+        ruling = self._order.judge(sequence, replayed=replayed)
+        if ruling.verdict is Verdict.APPLY:
+            self._apply(events)
+            return True
+        if ruling.verdict is Verdict.DUPLICATE:
+            self.counts.duplicates += 1
+            return True
+        if ruling.verdict is Verdict.GAP:
+            return self._meet_gap(sequence, events, ruling.missing, replayed=replayed)
+        self.need = NeedIdentity(ruling.reason)
+        return False
+
+    def undecodable(self, sequence: int, reason: str, *, replayed: bool = False) -> bool:
+        """A batch whose content cannot be read: what it changed is lost. Returns: as `offer`."""
+        if not self.offer(sequence, (), replayed=replayed):
+            return False
+        self.counts.undecodable += 1
+        self._doubt(reason)
+        return True
+
+    def stream_broke(self, reason: str, *, other_process: bool) -> None:
+        """Batches may be missing from here on. other_process: what follows may come from another one."""
+        if other_process:
+            self.need = NeedIdentity(reason)
+        elif self._order.next_sequence is not None:
+            self._ask_replay(reason)
+
+    def _meet_gap(self, sequence: int, events: Iterable[Event], missing: range | None, *, replayed: bool) -> bool:
+        if not replayed:
+            self.counts.gaps += 1
+            self._gap = missing
+            self.need = NeedReplay(self._order.next_sequence or 0, f"batch {sequence} came early")
+            return False
+        # The engine no longer has what is missing.
+        self._doubt(f"batches {missing} can no longer be replayed")
+        if self._tree_is_exact:
+            return False
+        return self.offer(sequence, events, replayed=True)
+
+    def _ask_replay(self, reason: str) -> None:
+        self.need = NeedReplay(self._order.next_sequence or 0, reason)
+
+    def replay_ended(self, *, batches: int, failure: str | None) -> None:
+        """Everything that the engine could replay was offered, or it failed."""
+        gap, self._gap = self._gap, None
+        if batches:
+            self.counts.replays += 1
+            self.counts.replayed_batches += batches
+        if not isinstance(self.need, NeedReplay):
+            return
+        self.need = None
+        reached = self._order.next_sequence
+        if gap is not None and reached is not None and reached < gap.stop:
+            self._doubt(failure or f"batches {range(reached, gap.stop)} can no longer be replayed")
+        else:
+            self._settle_if_reached()
+
+    # --- who speaks ---
+
+    def identified(self, *, epoch: str | None, fingerprint: str | None, fallback_epoch: str) -> None:
+        """The process that speaks now, by the epoch of its state socket or, failing that, by its fingerprint.
+
+        fallback_epoch: the name to give to a process that has none.
+        """
+        self.need = None
+        self._state_answers = epoch is not None
+        if epoch is not None:
+            same = epoch == self._epoch
+        else:
+            same = self._epoch is not None and fingerprint is not None and fingerprint == self._fingerprint
+        if fingerprint is not None:
+            self._fingerprint = fingerprint
+        if same:
+            self._carry_on()
+        else:
+            self._begin(epoch or fallback_epoch)
+
+    def _carry_on(self) -> None:
+        self._order.start(epoch=self._epoch, next_sequence=self._order.next_sequence)
+        if self._state_answers and not self._tree_is_exact:
+            self.need = NeedSnapshot("the state socket answers")
+        elif self._tree_is_exact and (self._in_doubt or not self._settled):
+            self.need = NeedSnapshot(self.doubt_reason)
+        else:
+            self._ask_replay("after a break of the stream")
+
+    def _begin(self, epoch: str) -> None:
+        if self._epoch is not None:
+            self.counts.restarts += 1
+        self._epoch = epoch
+        self._order.start(epoch=epoch, next_sequence=None)
+        self._empty(exact=self._state_answers)
+        self._settled = not self._state_answers
+        self.doubt_reason = "the engine's tree is not read yet"
+        self._listener.new_epoch()
+        if self._state_answers:
+            self.need = NeedSnapshot("new engine process")
+        else:
+            self.need = NeedReplay(0, "new engine process")
+
+    # --- the state socket ---
+
+    def engine_state(self, state: EngineState) -> None:
+        """An answer of the state socket."""
+        if self._epoch is None or isinstance(self.need, NeedIdentity):
+            return
+        if state.epoch != self._epoch:
+            self.need = NeedIdentity(f"epoch {state.epoch!r} follows {self._epoch!r}")
+            return
+        self._state_answers = True
+        if not self._tree_is_exact:
+            self.need = NeedSnapshot("the state socket answers")
+            return
+        if self.need is None and not self.verification.expect(state, self._order.next_sequence):
+            self._gap = range(self._order.next_sequence or 0, state.sequence)
+            self.need = NeedReplay(self._gap.start, f"batches {self._gap} never came")
+        self._verify()
+
+    def state_lost(self) -> None:
+        """The state socket no longer answers. What the mirror holds stays right as long as nothing is missed."""
+        self._state_answers = False
+        self.verification.lost()
+
+    # --- snapshots ---
+
+    def snapshot_begins(self, epoch: str, position: int) -> bool:
+        """The first piece came. Returns: False if it is of another process, which is asked for then."""
+        if epoch != self._epoch:
+            self.need = NeedIdentity(f"epoch {epoch!r} follows {self._epoch!r}")
+            return False
+        self._empty(exact=True)
+        self._tree.begin_snapshot()
+        self._settled = False
+        self.doubt_reason = "taking in a snapshot of the engine's tree"
+        self._order.start(epoch=epoch, next_sequence=position)
+        return True
+
+    def snapshot_piece(self, events: Iterable[BlockStored]) -> None:
+        """Pages of the snapshot, in any order."""
+        for event in events:
+            if event.medium in _GPU_MEDIA:
+                _store(self._tree, event)
+
+    def snapshot_complete(self, state: EngineState) -> None:
+        """All pieces are in. state: asked after the last one, so the mirror is consistent once it is there."""
+        if state.epoch != self._epoch:
+            self.need = NeedIdentity(f"epoch {state.epoch!r} follows {self._epoch!r}")
+            return
+        self.counts.snapshots += 1
+        self.need = None
+        self._settles_at = state.sequence
+        self.verification.expect(state, self._order.next_sequence)
+        self._settle_if_reached()
+
+    def snapshot_failed(self, reason: str) -> None:
+        """The engine did not give it; without a state socket the mirror goes on as a subset."""
+        self.doubt_reason = reason
+        if not self._state_answers:
+            self.need = None
+            self._doubt(reason)
+
+    # --- inside ---
+
+    def _apply(self, events: Iterable[Event]) -> None:
+        self.counts.batches += 1
+        told = self._settled
+        try:
+            for event in events:
+                deltas = _applied(self._tree, event)
+                if deltas and told:
+                    self._listener.changed(deltas)
+        except (MirrorInDoubtError, ValueError) as error:
+            self._doubt(str(error))
+            return
+        if self._limit_pages is not None and not self._tree_is_exact and self._tree.pages > self._limit_pages:
+            self._doubt(f"the mirror holds {self._tree.pages} pages, the engine at most {self._limit_pages}")
+            return
+        if self._settles_at is not None:
+            self._settle_if_reached()
+        if self._settled and self._tree_is_exact:
+            self._history.note(self._order.next_sequence or 0, self._tree.pages, self._tree.page_digest)
+            if self.verification.due_at == self._order.next_sequence:
+                self._verify()
+
+    def _settle_if_reached(self) -> None:
+        if self._settles_at is None or (self._order.next_sequence or 0) < self._settles_at:
+            return
+        self._settles_at = None
+        try:
+            self._tree.end_snapshot()
+        except MirrorInDoubtError as error:
+            self._doubt(str(error))
+            return
+        self._settled = True
+        self._history.note(self._order.next_sequence or 0, self._tree.pages, self._tree.page_digest)
+        self._listener.replaced()
+        self._verify()
+
+    def _verify(self) -> None:
+        """Compare with the engine's own count and digest, if the mirror was or is at their position."""
+        if not self._settled or self.need is not None:
+            return
+        mismatch = self.verification.compare(self._history)
+        if mismatch is not None:
+            self._doubt(mismatch)
+
+    def _doubt(self, reason: str) -> None:
+        self.counts.doubts += 1
+        self.doubt_reason = reason
+        self._gap = None
+        if self._state_answers:
+            self._in_doubt = True
+            self.need = NeedSnapshot(reason)
+            return
+        self.need = None
+        self._empty(exact=False)
+        self._order.start(epoch=self._epoch, next_sequence=None)
+        self._settled = True
+        self._listener.replaced()
+
+    def _empty(self, *, exact: bool) -> None:
+        self._tree = TreeMirror(self._hasher, model=self._model, exact=exact)
+        self._tree_is_exact = exact
+        self._in_doubt = False
+        self._settles_at = None
+        self._history.forget()
+        self.verification.forget()
+
+
+def _applied(tree: TreeMirror, event: Event) -> list[Delta]:
+    if isinstance(event, BlockStored):
+        return _store(tree, event) if event.medium in _GPU_MEDIA else []
+    if isinstance(event, BlockRemoved):
+        return tree.removed(event.block_hashes) if event.medium in _GPU_MEDIA else []
+    return tree.cleared()
+
+
+def _store(tree: TreeMirror, event: BlockStored) -> list[Delta]:
+    return tree.stored(
+        event.parent_block_hash,
+        event.block_hashes,
+        event.token_ids,
+        page_size=event.block_size,
+        lora_adapter=event.lora_adapter,
+        cache_salt=event.cache_salt,
+    )
