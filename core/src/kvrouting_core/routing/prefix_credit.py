@@ -26,11 +26,10 @@ class InFlightPrefixes:
         """Takes back what `add` credited for one request. Raises: KeyError if it did not."""
         counts = self.counts
         for block in blocks:
-            count = dict.__getitem__(counts, block)
-            if count > 1:
-                counts[block] = count - 1
+            if counts[block] > 1:
+                counts[block] -= 1
             else:
-                del counts[block]
+                counts.pop(block)
 
     def clear(self) -> None:
         """Voids all credit: the worker's cache is gone."""
