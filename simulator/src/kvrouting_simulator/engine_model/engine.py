@@ -378,7 +378,8 @@ class EngineModel:
         )
 
     def _count(self, step: Step) -> None:
-        busy_us = round(step.duration_ms * 1000)
+        # What really passed: the caller's clock may be a real one, or a slow card's.
+        busy_us = round((self._now_ms - step.started_ms) * 1000)
         self._totals.busy_us += busy_us
         if step.prefill:
             self._totals.prefill_busy_us += busy_us

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvrouting_core.blocks import ChainHasher, Namespace
+from kvrouting_core.blocks import ChainHasher, Namespace, to_signed
 from kvrouting_core.deltas import Clear, Delta, Extend, Trim
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.prefix_index import PrefixIndex
@@ -84,10 +84,11 @@ class MirrorFeed:
         return deltas
 
     def stored(self, pages: StoredPages, /) -> None:
-        self._deltas += self._mirror.stored(pages.parent_hash, pages.hashes, pages.tokens, page_size=self._page_size)
+        parent = None if pages.parent_hash is None else to_signed(pages.parent_hash)
+        self._deltas += self._mirror.stored(parent, _signed(pages.hashes), pages.tokens, page_size=self._page_size)
 
     def removed(self, hashes: array[int], /) -> None:
-        self._deltas += self._mirror.removed(hashes)
+        self._deltas += self._mirror.removed(_signed(hashes))
 
     def cleared(self) -> None:
         self._deltas += self._mirror.cleared()
@@ -146,6 +147,11 @@ class BlockEndFeed:
 
 def _words(values: npt.NDArray[np.uint64]) -> array[int]:
     return array("Q", values.tobytes())
+
+
+def _signed(hashes: array[int]) -> array[int]:
+    """As an engine's events carry them."""
+    return array("q", hashes.tobytes())
 
 
 def _nonzero(hashes: array[int]) -> tuple[int, ...]:
