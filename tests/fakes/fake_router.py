@@ -167,9 +167,10 @@ class FakeRouter(sync_pb2_grpc.WorkerSyncServicer):
         if chunk.first:
             worker.staged = {}
         worker.check("first chunk first", holds=worker.staged is not None)
-        _extend(worker, worker.staged or {}, chunk.runs)
-        if chunk.last and worker.staged is not None:
-            worker.parents, worker.staged = worker.staged, None
+        staged = {} if worker.staged is None else worker.staged
+        _extend(worker, staged, chunk.runs)
+        if chunk.last:
+            worker.parents, worker.staged = staged, None
             worker.next_sequence = chunk.next_sequence
             worker.snapshots += 1
         self._count(worker)

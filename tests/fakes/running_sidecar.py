@@ -75,7 +75,7 @@ def settings_for(engine: FakeEngine, names: Sequence[RouterName], **changes: Any
         "drain": DrainSettings(token="drain-token", limit_s=5.0),
         "credentials": RouterCredentials(),
         "stream_times": StreamTimes(flush_s=0.005, farewell_s=2.0),
-        "follower_times": FollowerTimes(verify_s=0.1),
+        "follower_times": FollowerTimes(verify_s=0.1, answer_limit_s=0.5),
         "http_host": "127.0.0.1",
         "http_port": 0,
     }

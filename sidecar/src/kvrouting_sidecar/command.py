@@ -15,22 +15,10 @@ from kvrouting_sidecar.grpc_conversation import StreamTimes
 from kvrouting_sidecar.json_log import log_to
 from kvrouting_sidecar.process import serve
 from kvrouting_sidecar.rank_follower import FollowerTimes
-from kvrouting_sidecar.router_names import RouterName, parse_router_name
+from kvrouting_sidecar.router_names import parse_router_name
 from kvrouting_sidecar.settings import DrainSettings, EndpointOverrides, Settings
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
-class _RouterParameter(click.ParamType):
-    name = "host:port"
-
-    def convert(self, value: str | RouterName, param: click.Parameter | None, ctx: click.Context | None) -> RouterName:
-        if isinstance(value, RouterName):
-            return value
-        try:
-            return parse_router_name(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.command(context_settings={"auto_envvar_prefix": "KVROUTING_SIDECAR", "show_default": True})
@@ -44,7 +32,6 @@ class _RouterParameter(click.ParamType):
     "--router",
     "routers",
     multiple=True,
-    type=_RouterParameter(),
     help="Name and gRPC port of the routers; may be given several times.",
 )
 @click.option("--model", default="", help="Default: the name under which the engine serves it.")
@@ -99,7 +86,7 @@ def settings_from(**options: Any) -> Settings:
         pod_uid=options["pod_uid"] or socket.gethostname(),
         engine_url=options["engine_url"],
         advertise_endpoint=options["advertise_endpoint"] or options["engine_url"],
-        routers=options["routers"],
+        routers=tuple(parse_router_name(name) for name in options["routers"]),
         model=options["model"],
         block_size_tokens=options["block_size"],
         hash_key=_hash_key(options["hash_key_file"], options["hash_key"]),

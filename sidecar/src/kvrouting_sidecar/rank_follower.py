@@ -23,9 +23,12 @@ _SLICE_S = 0.004
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerTimes:
-    """verify_s: between two comparisons with the engine. lost_after: silent answers until the socket counts as lost."""
+    """verify_s: between two comparisons with the engine. answer_limit_s: how long to wait for one message of an answer.
+    lost_after: answers that did not come until the state socket counts as lost.
+    """
 
     verify_s: float = 2.0
+    answer_limit_s: float = 2.0
     lost_after: int = 3
     snapshot_limit_s: float = 120.0
 

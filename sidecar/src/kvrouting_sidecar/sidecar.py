@@ -175,7 +175,12 @@ class Sidecar:
             mirror=mirror,
             queue=queue,
             arrived=arrived,
-            sockets=EngineSockets(sockets, replay_endpoint=endpoints.replay, state_endpoint=endpoints.state),
+            sockets=EngineSockets(
+                sockets,
+                replay_endpoint=endpoints.replay,
+                state_endpoint=endpoints.state,
+                answer_limit_s=self.settings.follower_times.answer_limit_s,
+            ),
             describe_engine=engine.describe,
             new_epoch_name=self._new_epoch_name,
             backoff=self._backoff,
