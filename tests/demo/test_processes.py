@@ -26,9 +26,9 @@ async def test_a_process_says_when_it_is_ready_and_ends_when_it_is_asked_to(tmp_
     await process.start()
     assert await process.wait_for_event("listening", timeout_s=30) == {"event": "listening", "http": 5}
     assert psutil.pid_exists(process.pid)
-    watch = asyncio.create_task(process.watch())
+    process.check()
     await process.stop()
-    await watch
+    process.check()
     assert not psutil.pid_exists(process.pid)
     assert process.exit_code == -signal.SIGTERM
 
@@ -85,8 +85,10 @@ async def test_a_process_that_fails_shows_its_command_and_the_end_of_its_log(tmp
 async def test_a_process_that_ends_on_its_own_is_a_failure(tmp_path: Path) -> None:
     process = managed(tmp_path, READY + "time.sleep(0.05); sys.exit(4)")
     await process.start()
+    while process.is_running:
+        await asyncio.sleep(0.01)
     with pytest.raises(ProcessFailedError, match="ended on its own with exit code 4"):
-        await process.watch()
+        process.check()
 
 
 async def test_a_process_that_is_never_ready_is_a_failure(tmp_path: Path) -> None:

@@ -119,12 +119,10 @@ class ManagedProcess:
                         return fields
         return None
 
-    async def watch(self) -> None:
-        """Returns when it ended as it was told to. Raises: ProcessFailedError if it ends on its own."""
-        process = self._running()
-        await process.wait()
-        if not self._expected_to_end and process is self._process:
-            raise self._failure(f"ended on its own with exit code {process.returncode}")
+    def check(self) -> None:
+        """Raises: ProcessFailedError if it has ended on its own."""
+        if self.exit_code is not None and not self._expected_to_end:
+            raise self._failure(f"ended on its own with exit code {self.exit_code}")
 
     async def kill(self) -> None:
         """kill −9: it gets no chance to say goodbye. Returns when it is gone."""

@@ -35,7 +35,8 @@ class Run:
 class Report:
     """Runs that are to be read side by side; ratios are against the first.
 
-    pairs: names of two runs whose figures ought to agree: measured and expected.
+    pairs: names of two runs whose figures ought to agree: measured and expected. An expected run is shown beside
+        its measured one, not among the runs that are compared.
     Raises: ValueError if two runs have one name, there is none, or a pair names one that is not there.
     """
 
@@ -56,6 +57,12 @@ class Report:
         for name in (name for pair in self.pairs for name in pair):
             if name not in names:
                 raise ValueError(f"no run is named {name!r}; there are: {', '.join(names)}")
+
+    @property
+    def compared(self) -> tuple[Run, ...]:
+        """The runs that are compared with one another: all but the expected ones of the pairs."""
+        expected = {name for _, name in self.pairs}
+        return tuple(run for run in self.runs if run.name not in expected) or self.runs
 
     def run(self, name: str) -> Run:
         """The run of that name. Raises: KeyError if there is none."""

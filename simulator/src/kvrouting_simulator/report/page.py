@@ -48,9 +48,9 @@ def render_page(report: Report) -> str:
         _figures_table(report),
         _agreement(report),
         _troubles(report.runs),
-        *(_plot(plot) for plot in plots(report.runs)),
+        *(_plot(plot) for plot in plots(report.compared)),
         "<h2>Workers</h2>",
-        _workers_table(report.runs),
+        _workers_table(report.compared),
         "<h2>Settings</h2>",
         _settings_table(report.runs),
         "</main></body></html>",
@@ -71,20 +71,27 @@ def _table(header: Sequence[str], rows: Sequence[str]) -> str:
 
 
 def _figures_table(report: Report) -> str:
-    header = ["", "unit", report.runs[0].name]
-    for run in report.runs[1:]:
+    first, *later = report.compared
+    header = ["", "unit", first.name]
+    for run in later:
         header += [run.name, "times better"]
-    rows = [_figures_row(row, len(report.runs)) for row in comparison_rows(report.runs)]
-    note = f'<p class="small">{escape(PERCENTILE_DEFINITION)} Latency and time to first token count from the moment '
-    note += "a request was due, whenever it was sent."
-    if len(report.runs) > 1:
-        note += f" Times better: against {escape(report.runs[0].name)}; above 1 is an improvement."
-    targets = sorted({t for run in report.runs if (t := run.summary.goodput_ttft_ms) is not None})
+    rows = [_figures_row(row, len(report.compared)) for row in comparison_rows(report.compared)]
+    return f"<section>{_table(header, rows)}{_figures_note(report.compared)}</section>"
+
+
+def _figures_note(runs: Sequence[Run]) -> str:
+    sentences = [
+        PERCENTILE_DEFINITION,
+        "Latency and time to first token count from the moment a request was due, whenever it was sent.",
+    ]
+    if len(runs) > 1:
+        sentences.append(f"Times better: against {runs[0].name}; above 1 is an improvement.")
+    targets = sorted({t for run in runs if (t := run.summary.goodput_ttft_ms) is not None})
     if targets:
-        note += f" TTFT target: {', '.join(f'{t:g} ms' for t in targets)}."
-    bases = sorted({run.summary.imbalance_of for run in report.runs})
-    note += f" Load imbalance is that of {escape(' / '.join(bases))}.</p>"
-    return f"<section>{_table(header, rows)}{note}</section>"
+        sentences.append(f"TTFT target: {', '.join(f'{t:g} ms' for t in targets)}.")
+    bases = sorted({run.summary.imbalance_of for run in runs})
+    sentences.append(f"Load imbalance is that of {' / '.join(bases)}.")
+    return f'<p class="small">{escape(" ".join(sentences))}</p>'
 
 
 def _figures_row(row: Row, runs: int) -> str:

@@ -1,0 +1,103 @@
+"""What the demo shows: two set-ups of one small pool under the same requests, and a worker that dies in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvrouting_simulator.demo.pool_plan import PoolPlan
+from kvrouting_simulator.workloads.arrivals import PoissonArrivals
+from kvrouting_simulator.workloads.gsp import Gsp
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A routing policy and an eviction policy."""
+
+    policy: str
+    eviction: str
+
+    @property
+    def name(self) -> str:
+        """As the report calls it."""
+        return f"{self.policy} + {self.eviction}"
+
+    @property
+    def folder_name(self) -> str:
+        """For its logs."""
+        return f"{self.policy}-{self.eviction}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hurt:
+    """The engine of a worker is killed at killed_ms and started again at its ports away_ms later."""
+
+    worker: int
+    killed_ms: float
+    away_ms: float
+
+    def __post_init__(self) -> None:
+        if self.killed_ms < 0:
+            raise ValueError(f"killed_ms must not be negative, got {self.killed_ms}")
+        if not self.away_ms > 0:
+            raise ValueError(f"away_ms must be positive, got {self.away_ms}")
+
+
+# GSP at half its size: 64 groups instead of 128 on caches of 98,500 tokens instead of 197,000, so that the shared
+# prefixes stand to the caches as in the whole benchmark and a minute is enough to fill them.
+HALF_GSP = Gsp(groups=64, prompts_per_group=16, arrivals=PoissonArrivals(rate_per_s=12.0), requests=780)
+HALF_CAPACITY_TOKENS = 98_500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoScenario:
+    """The pool is the same for all set-ups but for their two policies."""
+
+    setups: tuple[Setup, ...] = (
+        Setup(policy="cache_aware", eviction="lru"),
+        Setup(policy="lbgr", eviction="rlt"),
+    )
+    engines: int = 4
+    worker_class: str = "L40"
+    capacity_tokens: int = HALF_CAPACITY_TOKENS
+    page_size: int = 1
+    block_tokens: int = 64
+    speed: float = 1.0
+    gsp: Gsp = field(default_factory=lambda: HALF_GSP)
+    hurt: Hurt = field(default_factory=lambda: Hurt(worker=2, killed_ms=30_000, away_ms=3_000))
+    seed: int = 1
+    goodput_ttft_ms: float = 1000.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hurt.worker < self.engines:
+            raise ValueError(f"worker {self.hurt.worker} is to be killed, there are only {self.engines}")
+
+    def plan(self, setup: Setup) -> PoolPlan:
+        """The pool of a set-up."""
+        return PoolPlan(
+            engines=self.engines,
+            worker_class=self.worker_class,
+            capacity_tokens=self.capacity_tokens,
+            page_size=self.page_size,
+            block_tokens=self.block_tokens,
+            eviction=setup.eviction,
+            policy=setup.policy,
+            speed=self.speed,
+            seed=self.seed,
+        )
+
+    def described(self, setup: Setup) -> dict[str, str | int | float | bool | None]:
+        """Settings for the report."""
+        return {
+            "routing policy": setup.policy,
+            "eviction policy": setup.eviction,
+            "engines": f"{self.engines} simulated {self.worker_class}",
+            "KV cache of each (tokens)": self.capacity_tokens,
+            "page / routing block (tokens)": f"{self.page_size} / {self.block_tokens}",
+            "speed of the engines' clocks": self.speed,
+            "GSP groups x prompts": f"{self.gsp.groups} x {self.gsp.prompts_per_group}, {self.gsp.order} order",
+            "prompt lengths (tokens)": ", ".join(map(str, self.gsp.lengths_tokens)),
+            "output (tokens)": self.gsp.output_tokens,
+            "requests": self.gsp.requests or self.gsp.groups * self.gsp.prompts_per_group,
+            "arrivals (requests/s)": getattr(self.gsp.arrivals, "rate_per_s", None),
+            "seed": self.seed,
+        }
