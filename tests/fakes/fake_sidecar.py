@@ -58,7 +58,7 @@ class FakeSidecar:
         """Says Hello. Returns: the Welcome. Raises: AioRpcError if the router refuses."""
         await self.call.write(sync_pb2.WorkerMessage(hello=self.hello))
         message = await self.call.read()
-        if message is grpc.aio.EOF:
+        if not isinstance(message, sync_pb2.RouterMessage):
             await self.call  # raises the status
         self._reader = asyncio.create_task(self._read())
         welcome: sync_pb2.Welcome = message.welcome
@@ -66,7 +66,7 @@ class FakeSidecar:
 
     async def _read(self) -> None:
         try:
-            while (message := await self.call.read()) is not grpc.aio.EOF:
+            while isinstance(message := await self.call.read(), sync_pb2.RouterMessage):
                 async with self._changed:
                     self.replies.append(message)
                     if message.HasField("ack"):
@@ -85,7 +85,7 @@ class FakeSidecar:
         return self._of(kind)[count - 1]
 
     def _of(self, kind: str) -> list[Any]:
-        return [getattr(m, kind) for m in self.replies if m.HasField(kind)]
+        return [getattr(m, kind) for m in self.replies if m.WhichOneof("body") == kind]
 
     def count(self, kind: str) -> int:
         """Replies of a kind so far."""
@@ -173,7 +173,7 @@ class FakeSidecar:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
-        await self._channel.close()
+        await self._channel.close(None)
 
 
 @contextlib.asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,11 +13,10 @@ from typing import Any
 import aiohttp
 
 from kvrouting_core.blocks import ChainHasher, Namespace
-from kvrouting_router.command import NoTracer
 from kvrouting_router.engine_probe import StaticWorker
 from kvrouting_router.options import BreakerOptions, RouterOptions, RoutingOptions, SyncOptions, TimeLimits
 from kvrouting_router.router_process import PolicyFactory, Router, RouterConfig
-from kvrouting_router.tracing import Tracer
+from kvrouting_router.tracing import NoTracer, Tracer
 from kvrouting_tokenization import ByteTokenizer
 from tests.fakes.fake_http_engine import FakeHttpEngine
 from tests.fakes.fake_sidecar import FakeSidecar, hello
@@ -63,7 +63,7 @@ class RouterUnderTest:
         """Status, JSON (or bytes) and headers of a whole answer."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} | options.pop("headers", {})
-        async with self.session.post(self.url + path, data=data, headers=headers, **options) as response:
+        async with self.session.post(self.url + path, data=io.BytesIO(data), headers=headers, **options) as response:
             raw = await response.read()
             try:
                 value = json.loads(raw)

@@ -34,7 +34,7 @@ pool_options = _group(
     click.option("--block-size", type=click.IntRange(16, 128), default=64, show_default=True,
                  help="Tokens in a routing block; workers must say the same."),
     click.option("--hash-key-file", type=_FILE,
-                 help="The pool's secret: 32 to 128 hexadecimal digits or 16 to 64 raw bytes. No worker joins without."),
+                 help="The pool's secret: 32 to 128 hex digits or 16 to 64 raw bytes. No worker joins without it."),
     click.option("--join-token-file", type=_FILE, help="Sidecars must present its content; without it all may join."),
     click.option("--worker", "workers", multiple=True, metavar="URL",
                  help="An engine without a sidecar, http://host:port; may be repeated. Its cache is guessed."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -16,28 +15,49 @@ from kvrouting_core.routing.decision import Decision
 _logger = logging.getLogger(__name__)
 
 
-def decision_json(decision: Decision) -> bytes:
-    """The decision with every candidate's terms; the same as its `as_dict`."""
-    return msgspec.json.encode(decision)
+# A candidate's JSON is longer than this, so many of them need not be encoded to be known as too long.
+_LEAST_CANDIDATE_BYTES = 200
 
 
-def header_value(decision: Decision, full: bytes, *, limit_bytes: int) -> str:
-    """The full JSON if it fits into the limit, else the choice alone with `candidates` as a number."""
-    if len(full) <= limit_bytes:
-        return full.decode("ascii", "backslashreplace")
-    chosen = decision.chosen
-    short = {
-        "request_id": decision.request_id,
-        "policy": decision.policy,
-        "worker": decision.worker,
-        "reason": decision.reason.value,
-        "waited_ms": decision.waited_ms,
-        "prompt_tokens": decision.prompt_tokens,
-        "matched_tokens": chosen.matched_tokens,
-        "prediction_ms": chosen.prediction_ms,
-        "candidates": len(decision.candidates),
-    }
-    return msgspec.json.encode(short).decode("ascii", "backslashreplace")
+class ShownDecision:
+    """A decision and its one JSON form, made when it is first asked for."""
+
+    __slots__ = ("_json", "decision")
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self._json: bytes | None = None
+
+    @property
+    def json(self) -> bytes:
+        """The decision with every candidate's terms: its `as_dict`."""
+        if self._json is None:
+            self._json = msgspec.json.encode(self.decision.as_dict())
+        return self._json
+
+    def header_value(self, *, limit_bytes: int) -> str:
+        """The full JSON if it fits into the limit, else the choice alone with `candidates` as a number."""
+        decision = self.decision
+        if len(decision.candidates) * _LEAST_CANDIDATE_BYTES <= limit_bytes and len(self.json) <= limit_bytes:
+            return _as_header(self.json)
+        chosen = decision.chosen
+        short = {
+            "request_id": decision.request_id,
+            "policy": decision.policy,
+            "worker": decision.worker,
+            "reason": decision.reason.value,
+            "waited_ms": decision.waited_ms,
+            "prompt_tokens": decision.prompt_tokens,
+            "matched_tokens": chosen.matched_tokens,
+            "prediction_ms": chosen.prediction_ms,
+            "candidates": len(decision.candidates),
+        }
+        return _as_header(msgspec.json.encode(short))
+
+
+def _as_header(data: bytes) -> str:
+    """ASCII: a worker's name may hold anything, a header may not."""
+    return data.decode().encode("ascii", "backslashreplace").decode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,28 +90,23 @@ class DecisionLog:
     """Keeps the last decisions, and tells each one to the log."""
 
     def __init__(self, *, kept: int, log_each: bool) -> None:
-        self._last: deque[tuple[Decision, bytes]] = deque(maxlen=kept)
+        self._last: deque[ShownDecision] = deque(maxlen=kept)
         self._log_each = log_each
-        self._listeners: list[Callable[[Decision, bytes], None]] = []
         self.count = 0
 
-    def add(self, decision: Decision) -> bytes:
-        """Records a decision. Returns: its JSON."""
-        full = decision_json(decision)
+    def add(self, decision: Decision) -> ShownDecision:
+        """Records a decision."""
+        shown = ShownDecision(decision)
         self.count += 1
-        self._last.append((decision, full))
+        self._last.append(shown)
         if self._log_each:
-            _logger.info("decision", extra={"fields": {"decision": msgspec.Raw(full)}})
-        return full
+            _logger.info("decision", extra={"fields": {"decision": msgspec.Raw(shown.json)}})
+        return shown
 
     def page(self, last: int) -> bytes:
         """The last decisions, newest first, as a JSON list."""
         newest = list(self._last)[::-1][:last]
-        return b"[" + b",\n".join(full for _, full in newest) + b"]"
-
-    def last(self) -> Decision | None:
-        """The newest decision."""
-        return self._last[-1][0] if self._last else None
+        return b"[" + b",\n".join(shown.json for shown in newest) + b"]"
 
 
 class DecisionFile:
@@ -104,9 +119,9 @@ class DecisionFile:
         self._lines: list[bytes] = []
         self._file: IO[bytes] = path.open("ab")
 
-    def add(self, full: bytes, lengths: RequestLengths, outcome: RequestOutcome) -> None:
+    def add(self, shown: ShownDecision, lengths: RequestLengths, outcome: RequestOutcome) -> None:
         """One finished attempt."""
-        line = {"decision": msgspec.Raw(full), "request": lengths, "outcome": outcome}
+        line = {"decision": msgspec.Raw(shown.json), "request": lengths, "outcome": outcome}
         self._lines.append(msgspec.json.encode(line) + b"\n")
 
     def take(self) -> list[bytes]:

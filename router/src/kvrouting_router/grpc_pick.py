@@ -143,7 +143,7 @@ class PickService(pick_pb2_grpc.PickerServicer):
         if worker is None:
             reservation.end(Outcome.FAILED)
             raise NotReadyError(f"worker {reservation.worker} went at the moment it was chosen")
-        full = self._decisions.add(reservation.decision)
+        shown = self._decisions.add(reservation.decision)
         timer = asyncio.get_running_loop().call_later(self._times.pick_s, self._expire, routing.request_id)
         self._picks[routing.request_id] = _Pick(reservation, prompt, timer)
         return pick_pb2.PickResponse(
@@ -151,7 +151,7 @@ class PickService(pick_pb2_grpc.PickerServicer):
             worker=reservation.worker,
             http_endpoint=worker.facts.endpoint,
             dp_rank=worker.facts.dp_rank,
-            decision_json=full.decode(),
+            decision_json=shown.json.decode(),
         )
 
     async def Report(self, request: pick_pb2.ReportRequest, context: Context) -> pick_pb2.ReportResponse:  # noqa: N802

@@ -18,7 +18,7 @@ from kvrouting_router.decision_log import (
     DecisionLog,
     RequestLengths,
     RequestOutcome,
-    header_value,
+    ShownDecision,
 )
 from kvrouting_router.dispatcher import Reservation
 from kvrouting_router.errors import (
@@ -125,7 +125,6 @@ class Relay:
         return prompt
 
     def _exclude(self, request: _Request, worker: WorkerId) -> None:
-        self._metrics.retries.inc()
         request.routing = replace(request.routing, excluded=request.routing.excluded | {worker})
 
     async def _decide(self, request: _Request) -> Reservation:
@@ -139,6 +138,8 @@ class Relay:
         except TimeoutError as error:
             raise TotalTimeoutError("no worker had room within the request's total time limit") from error
         request.attempts += 1
+        if request.attempts > 1:
+            self._metrics.retries.inc()
         return reservation
 
     async def place(self, routing: RoutingRequest, *, arrived_ms: float | None = None) -> Reservation:
@@ -162,7 +163,7 @@ class Relay:
 
     async def _attempt(self, request: _Request, reservation: Reservation) -> web.StreamResponse:
         with reservation:
-            full = self._decisions.add(reservation.decision)
+            shown = self._decisions.add(reservation.decision)
             worker = self._pool.registry.get(reservation.worker)
             if worker is None:
                 raise UpstreamError(f"worker {reservation.worker} went while the request was on its way")
@@ -174,9 +175,7 @@ class Relay:
                 reservation=reservation,
                 upstream=self._upstream,
                 times=self._options.times,
-                decision_header=header_value(
-                    reservation.decision, full, limit_bytes=self._options.sizes.decision_header_bytes
-                ),
+                decision_header=shown.header_value(limit_bytes=self._options.sizes.decision_header_bytes),
                 on_first_token=partial(self._first_token, request),
             )
             try:
@@ -187,7 +186,7 @@ class Relay:
             finally:
                 error = attempt.finish.error
                 trace.end(status=attempt.finish.status, error=error.message if error else None)
-                self._finished(request, reservation, attempt, full)
+                self._finished(request, reservation, attempt, shown)
 
     def _first_token(self, request: _Request, reservation: Reservation, *, streaming: bool) -> None:
         if streaming:
@@ -201,7 +200,7 @@ class Relay:
             self._pool.stop_awaiting(reservation)
             reservation.prefix_arrived()
 
-    def _finished(self, request: _Request, reservation: Reservation, attempt: Attempt, full: bytes) -> None:
+    def _finished(self, request: _Request, reservation: Reservation, attempt: Attempt, shown: ShownDecision) -> None:
         finish, call = attempt.finish, request.call
         self._pool.stop_awaiting(reservation)
         usage = finish.usage
@@ -216,7 +215,7 @@ class Relay:
         if finish.outcome is Outcome.COMPLETED:
             self._completed(request, reservation, finish.first_byte_ms, now_ms, usage.cached_tokens)
         if self._decision_file is not None:
-            self._decision_file.add(full, _lengths(request), _outcome(request, attempt, now_ms))
+            self._decision_file.add(shown, _lengths(request), _outcome(request, attempt, now_ms))
 
     def _completed(
         self,

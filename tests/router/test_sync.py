@@ -1,0 +1,488 @@
+"""The sync stream on real sockets: joining, snapshots, deltas, doubts, epochs, silence, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from kvrouting.v1 import sync_pb2
+from kvrouting_core.identity import WorkerId
+from kvrouting_core.routing.decision import Action
+from kvrouting_core.routing.events import Event, LoadReport
+from tests.fakes.fake_http_engine import Answer, chat_chunk, running_engine
+from tests.fakes.fake_sidecar import fake_sidecar, hello
+from tests.fakes.waiting_policy import OneAtATime
+from tests.router.router_under_test import (
+    HASHER,
+    blocks_of,
+    chat,
+    config,
+    options,
+    running_router,
+    text_blocks,
+)
+
+A = WorkerId("pod-a/0")
+
+
+class Recording(OneAtATime):
+    """Remembers the events that the router tells."""
+
+    def __init__(self) -> None:
+        super().__init__(at_once=100)
+        self.events: list[Event] = []
+
+    def handle(self, event: Event, *, now_ms: float) -> Sequence[Action]:
+        self.events.append(event)
+        return super().handle(event, now_ms=now_ms)
+
+
+def decision_of(headers: dict[str, str]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(headers["x-kvrouting-decision"])
+    return value
+
+
+def chosen(decision: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(c for c in decision["candidates"] if c["worker"] == decision["worker"])
+    return found
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong"])
+async def test_a_worker_without_the_join_token_is_refused(token: str | None) -> None:
+    async with (
+        running_router() as router,
+        fake_sidecar(router.grpc_target, hello(hash_key_id=HASHER.key_id), token=token) as sidecar,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await sidecar.connect()
+        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert (await router.workers())["workers"] == []
+        assert await router.metric("handshakes_refused_total", reason="token") == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pool", "other"),
+        ("model", "other"),
+        ("block_size_tokens", 32),
+        ("hash_key_id", "00ff"),
+        ("epoch", ""),
+        ("capacity_tokens", 0),
+        ("http_endpoint", "localhost:1"),
+        ("mirror_source", sync_pb2.MIRROR_SOURCE_UNSPECIFIED),
+        ("dp_rank", 2),
+    ],
+)
+async def test_a_worker_that_does_not_fit_is_told_why(field: str, value: Any) -> None:
+    greeting = hello(**{"hash_key_id": HASHER.key_id} | {field: value})
+    async with running_router() as router, fake_sidecar(router.grpc_target, greeting, token="join") as sidecar:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await sidecar.connect()
+        assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        details = refusal.value.details()
+        assert details is not None
+        assert field in details
+        if field in ("pool", "model", "block_size_tokens", "hash_key_id"):  # both values are named
+            ours = {"pool": "'p'", "model": "'m'", "block_size_tokens": "16", "hash_key_id": HASHER.key_id}[field]
+            assert str(value) in details
+            assert ours in details
+
+
+async def test_another_tokenizer_is_flagged_and_served() -> None:
+    async with running_engine() as engine, running_router() as router:
+        await router.sidecar(engine, tokenizer_fingerprint="other")
+        worker = await router.worker()
+        assert worker["state"] == "live"
+        assert "other" in worker["tokenizer_mismatch"]
+        assert "bytes-1" in worker["tokenizer_mismatch"]
+        assert await router.metric("tokenizer_mismatch", worker="pod-a/0") == 1
+        status, _, _ = await router.post("/v1/chat/completions", chat())
+        assert status == 200
+
+
+async def test_a_worker_is_chosen_only_after_its_snapshot() -> None:
+    async with running_engine() as engine, running_router() as router:
+        greeting = router.greeting(engine)
+        async with fake_sidecar(router.grpc_target, greeting, token="join") as sidecar:
+            welcome = await sidecar.connect()
+            assert welcome.window_messages == 64
+            assert welcome.heartbeat_interval_s == pytest.approx(0.1)
+            assert (await router.worker())["state"] == "syncing"
+            status, body, _ = await router.post("/v1/chat/completions", chat())
+            assert status == 503
+            assert body["error"]["type"] == "service_unavailable_error"
+            await sidecar.snapshot([1, 2, 3])
+            await router.state("pod-a/0", "live")
+            status, _, _ = await router.post("/v1/chat/completions", chat())
+            assert status == 200
+
+
+async def test_the_worker_that_holds_the_prefix_is_known_to() -> None:
+    text = "a long prefix of the first request " * 8
+    held = text_blocks(text)
+    async with running_engine() as one, running_engine() as two, running_router(config(policy="lbgr")) as router:
+        await router.sidecar(one)
+        warm = await router.sidecar(two, pod_uid="pod-b")
+        await warm.delta(extended=[(0, held)])
+        await warm.acks(2)
+        status, _, headers = await router.post("/v1/completions", {"model": "m", "prompt": text + " and more"})
+        assert status == 200
+        decision = decision_of(headers)
+        assert decision["worker"] == "pod-b/0"
+        assert chosen(decision)["matched_tokens"] == len(held) * 16
+        assert len(two.seen) == 1
+
+
+async def test_a_whole_match_still_leaves_one_token_to_compute() -> None:
+    tokens = list(range(64))
+    async with running_engine() as engine, running_router(config(policy="lbgr")) as router:
+        sidecar = await router.sidecar(engine)
+        await sidecar.delta(extended=[(0, blocks_of(tokens))])
+        await sidecar.acks(2)
+        _, _, headers = await router.post("/v1/completions", {"model": "m", "prompt": tokens})
+        assert chosen(decision_of(headers))["matched_tokens"] == 63
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"lora_path": "ad"}, {"cache_salt": "s"}, {"extra_key": "k"}, {"model": "m:ad"}],
+)
+async def test_nothing_is_credited_across_adapters_and_salts(fields: dict[str, str]) -> None:
+    tokens = list(range(80))
+    async with running_engine() as engine, running_router(config(policy="lbgr")) as router:
+        sidecar = await router.sidecar(engine)
+        await sidecar.delta(extended=[(0, blocks_of(tokens))])
+        await sidecar.acks(2)
+        _, _, headers = await router.post("/v1/completions", {"model": "m", "prompt": tokens} | fields)
+        assert chosen(decision_of(headers))["matched_tokens"] == 0
+        namespace = {"lora_adapter": "ad"} if "lora_path" in fields or "model" in fields else {}
+        salt = fields.get("cache_salt") or fields.get("extra_key")
+        namespace |= {"cache_salt": salt} if salt else {}
+        await sidecar.delta(extended=[(0, blocks_of(tokens, **namespace))])
+        await sidecar.acks(3)
+        _, _, headers = await router.post("/v1/completions", {"model": "m", "prompt": tokens} | fields)
+        assert chosen(decision_of(headers))["matched_tokens"] == 79
+
+
+async def test_random_deltas_leave_exactly_the_workers_view() -> None:
+    rng = random.Random(7)
+    async with running_engine() as engine, running_router() as router:
+        sidecar = await router.sidecar(engine)
+        chains: list[list[int]] = []
+        messages = 1
+        for step in range(200):
+            if chains and rng.random() < 0.3:
+                chain = rng.choice(chains)
+                cut = rng.randrange(len(chain))
+                await sidecar.delta(trimmed=chain[cut:][::-1])
+                del chain[cut:]
+                chains = [c for c in chains if c]
+            elif chains and rng.random() < 0.3:
+                chain = rng.choice(chains)
+                more = [rng.getrandbits(64) for _ in range(rng.randrange(1, 9))]
+                await sidecar.delta(extended=[(chain[-1], more)])
+                chain += more
+            elif rng.random() < 0.02:
+                chains = []
+                await sidecar.delta(clear=True)
+            else:
+                chain = [rng.getrandbits(64) for _ in range(rng.randrange(1, 9))]
+                await sidecar.delta(extended=[(0, chain)])
+                chains.append(chain)
+            messages += 1
+            if step % 20 == 0:
+                await sidecar.heartbeat()
+        await sidecar.acks(messages)
+        await sidecar.heartbeat()
+        index = router.router.pool.index
+        assert index.count(A) == len(sidecar.blocks)
+        assert index.digest(A) == sum(sidecar.blocks) % 2**64
+        await router.until(lambda: router.router.metrics.digest_checks._value.get() >= 10)
+        assert sidecar.count("snapshot_request") == 0
+        assert await router.metric("drifts_total") == 0
+
+
+@pytest.mark.parametrize("doubt", ["gap", "unknown parent", "digest", "count", "late"])
+async def test_each_doubt_brings_one_snapshot_and_then_the_right_view(doubt: str) -> None:
+    async with running_engine() as engine, running_router() as router:
+        sidecar = await router.sidecar(engine)
+        await sidecar.delta(extended=[(0, [1, 2, 3])])
+        if doubt == "gap":
+            await sidecar.delta(extended=[(3, [4])], sequence=5)
+            await sidecar.delta(extended=[(4, [5])], sequence=6)
+        elif doubt == "unknown parent":
+            await sidecar.delta(extended=[(99, [4])])
+        elif doubt == "digest":
+            await sidecar.heartbeat(digest=7)
+        elif doubt == "count":
+            await sidecar.heartbeat(blocks=7)
+        else:  # deltas that a heartbeat speaks of never come
+            await sidecar.heartbeat(next_sequence=3)
+            await sidecar.heartbeat(next_sequence=3)
+        request = await sidecar.reply("snapshot_request")
+        assert request.reason
+        assert (await router.worker())["state"] == "live"  # the old view keeps answering
+        sidecar.next_sequence = 9
+        await sidecar.snapshot([1, 2, 3, 4], [8], chunk=2)
+        await sidecar.delta(extended=[(4, [5])])
+        await sidecar.heartbeat()
+        index = router.router.pool.index
+        await router.until(lambda: index.digest(A) == 1 + 2 + 3 + 4 + 5 + 8)
+        assert index.count(A) == 6
+        assert sidecar.count("snapshot_request") == 1
+        reason = {"late": "gap", "count": "digest"}.get(doubt, doubt)
+        assert await router.metric("resyncs_total", reason=reason) == 1
+        assert (await router.worker())["resyncs"] == 1
+
+
+async def test_a_new_epoch_drops_the_old_tree_at_once_and_fences_the_old_stream() -> None:
+    text = "x" * 160
+    async with running_engine() as engine, running_router(config(policy="lbgr")) as router:
+        old = await router.sidecar(engine)
+        await old.delta(extended=[(0, text_blocks(text))])
+        await old.acks(2)
+        async with fake_sidecar(router.grpc_target, router.greeting(engine, epoch="e2"), token="join") as new:
+            await new.connect()
+            index = router.router.pool.index
+            assert index.count(A) == 0
+            worker = await router.worker()
+            assert (worker["state"], worker["epoch"]) == ("syncing", "e2")
+            # What is still under way from the old process changes nothing.
+            await old.delta(extended=[(0, [5, 6, 7])])
+            await old.heartbeat()
+            await new.snapshot([1, 2])
+            await router.state("pod-a/0", "live")
+            await old.snapshot([5, 6, 7])
+            await old.acks(4)
+            assert (index.count(A), index.digest(A)) == (2, 3)
+            assert await router.metric("fenced_messages_total") >= 3
+            await old.close()
+            assert (await router.worker())["state"] == "live"
+            async with fake_sidecar(router.grpc_target, router.greeting(engine), token="join") as late:
+                with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                    await late.connect()
+                assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+                assert "e1" in str(refusal.value.details())
+
+
+async def test_a_new_pod_at_the_same_address_replaces_the_old_one() -> None:
+    async with running_engine() as engine, running_router() as router:
+        await router.sidecar(engine)
+        await router.sidecar(engine, pod_uid="pod-b")
+        assert [w["worker"] for w in (await router.workers())["workers"]] == ["pod-b/0"]
+        assert router.router.pool.index.workers() == {WorkerId("pod-b/0")}
+
+
+async def test_a_silent_sidecar_makes_its_worker_suspect_while_its_streams_go_on() -> None:
+    gate = asyncio.Event()
+    settings = config(options=options(sync={"heartbeat_interval_s": 0.05, "silence_s": 0.4, "gone_s": 30.0}))
+    async with running_engine() as engine, running_router(settings) as router:
+        engine.answer = lambda _: Answer(pieces=[chat_chunk("a"), chat_chunk("b")], gates=[gate, gate])
+        sidecar = await router.sidecar(engine)
+        await sidecar.delta(extended=[(0, [1, 2, 3])])
+        running = asyncio.create_task(router.post("/v1/chat/completions", chat(stream=True)))
+        async with asyncio.timeout(5):
+            await engine.arrived.wait()
+        await sidecar.close()
+        router.sidecars.clear()
+        await router.state("pod-a/0", "suspect")
+        assert "silent" in (await router.worker())["reason"]
+        status, _, _ = await router.post("/v1/chat/completions", chat())
+        assert status == 503
+        status, text = await router.get("/readyz")
+        assert (status, "silent" in text) == (503, True)
+        gate.set()
+        status, body, _ = await running
+        assert (status, body) == (200, chat_chunk("a") + chat_chunk("b"))
+        # On its return the same process is synced anew, and is live again.
+        back = await router.sidecar(engine)
+        await back.heartbeat()
+        assert (await router.worker())["blocks"] == 0
+        await router.nothing_is_left()
+
+
+async def test_a_worker_silent_for_long_is_gone_and_may_come_back() -> None:
+    settings = config(options=options(sync={"heartbeat_interval_s": 0.05, "silence_s": 0.1, "gone_s": 0.4}))
+    async with running_engine() as engine, running_router(settings) as router:
+        sidecar = await router.sidecar(engine)
+        await sidecar.delta(extended=[(0, [1, 2, 3])])
+        await router.until(lambda: not len(router.router.pool.registry))
+        assert router.router.pool.index.workers() == frozenset()
+        # Its old stream is fenced, a new one of the same process is welcome.
+        await sidecar.delta(extended=[(3, [4])])
+        await router.sidecar(engine)
+        assert router.router.pool.index.count(A) == 0
+
+
+async def test_an_unhealthy_engine_is_not_chosen() -> None:
+    async with running_engine() as engine, running_router() as router:
+        sidecar = await router.sidecar(engine)
+        await sidecar.heartbeat(engine_healthy=False, reason="the engine does not answer")
+        await router.state("pod-a/0", "suspect")
+        assert (await router.worker())["reason"] == "the engine does not answer"
+        await sidecar.heartbeat()
+        await router.state("pod-a/0", "live")
+
+
+async def test_failed_attempts_open_the_breaker_and_a_probe_closes_it() -> None:
+    async with running_engine() as engine, running_router() as router:
+        await router.sidecar(engine)
+        healthy = engine.answer
+        engine.answer = lambda _: Answer(die_after=-1)
+        engine.healthy = False
+        for _ in range(3):
+            status, _, _ = await router.post("/v1/chat/completions", chat())
+            assert status == 502
+        worker = await router.worker()
+        assert worker["state"] == "suspect"
+        assert "3 attempts in a row failed" in worker["reason"]
+        status, _, _ = await router.post("/v1/chat/completions", chat())
+        assert status == 503
+        await asyncio.sleep(0.6)
+        assert (await router.worker())["state"] == "suspect"  # probed, and still failing
+        engine.healthy, engine.answer = True, healthy
+        await router.state("pod-a/0", "live")
+        status, _, _ = await router.post("/v1/chat/completions", chat())
+        assert status == 200
+        await router.nothing_is_left()
+
+
+async def test_a_draining_worker_gets_nothing_new_and_hears_its_count_down_to_zero() -> None:
+    gates = [asyncio.Event(), asyncio.Event()]
+    waiting = list(gates)
+    async with running_engine() as engine, running_router() as router:
+        engine.answer = lambda _: Answer(pieces=[chat_chunk("a")], gates=[waiting.pop()])
+        sidecar = await router.sidecar(engine)
+        running = [asyncio.create_task(router.post("/v1/chat/completions", chat(stream=True))) for _ in gates]
+        await router.until(lambda: len(engine.seen) == 2)
+        await sidecar.draining("rollout")
+        assert (await sidecar.reply("in_flight", 1)).requests == 2
+        await router.state("pod-a/0", "draining")
+        assert (await router.worker())["reason"] == "draining: rollout"
+        status, _, _ = await router.post("/v1/chat/completions", chat())
+        assert status == 503
+        for gate, expected in zip(gates, (1, 0), strict=True):
+            gate.set()
+            assert (await sidecar.reply("in_flight", 3 - expected)).requests == expected
+        assert [status for status, _, _ in await asyncio.gather(*running)] == [200, 200]
+        await sidecar.close()
+        await router.until(lambda: not len(router.router.pool.registry))
+
+
+async def test_an_idle_draining_worker_hears_zero_at_once() -> None:
+    async with running_engine() as engine, running_router() as router:
+        sidecar = await router.sidecar(engine)
+        await sidecar.draining()
+        assert (await sidecar.reply("in_flight")).requests == 0
+
+
+async def test_a_router_that_restarts_is_warm_when_the_sidecars_are_back() -> None:
+    text = "common prefix " * 20
+    async with running_engine() as engine:
+        for _ in range(2):
+            async with running_router(config(policy="lbgr")) as router:
+                sidecar = await router.sidecar(engine)
+                await sidecar.snapshot(text_blocks(text))
+                await sidecar.acks(2)
+                _, _, headers = await router.post("/v1/completions", {"model": "m", "prompt": text + "!"})
+                assert chosen(decision_of(headers))["matched_tokens"] == len(text) // 16 * 16
+
+
+async def test_the_load_report_reaches_the_policy_and_the_page() -> None:
+    load = sync_pb2.Load(
+        running_requests=3,
+        waiting_requests=2,
+        used_tokens=100,
+        max_total_tokens=16_000,
+        waiting_uncached_tokens=50,
+        age_s=0.5,
+    )
+    policy = Recording()
+    async with running_engine() as engine, running_router(policy=lambda _: policy) as router:
+        sidecar = await router.sidecar(engine)
+        await sidecar.heartbeat(load=load)
+        await router.until(lambda: any(w.vitals and w.vitals.load for w in router.router.pool.registry))
+        worker = await router.worker()
+        assert worker["load"]["running_requests"] == 3
+        reports = [e for e in policy.events if isinstance(e, LoadReport)]
+        assert [(r.worker, r.running_requests, r.waiting_uncached_tokens) for r in reports] == [(A, 3, 50)]
+        assert reports[0].reported_ms == pytest.approx(asyncio.get_running_loop().time() * 1000 - 500, abs=400)
+        assert worker["eviction_policy"] == {"name": "rlt", "live": True}
+
+
+async def test_a_mirror_that_lowers_its_word_is_shown_so() -> None:
+    async with running_engine() as engine, running_router() as router:
+        sidecar = await router.sidecar(engine)
+        assert (await router.worker())["mirror"] == "exact"
+        await sidecar.heartbeat(
+            mirror_source=sync_pb2.MIRROR_SOURCE_PARTIAL, events_flowing=False, reason="gap in the events"
+        )
+        await router.until(lambda: [w.mirror.value for w in router.router.pool.registry] == ["partial"])
+        worker = await router.worker()
+        assert (worker["events_flowing"], worker["reason"], worker["state"]) == (False, "gap in the events", "live")
+
+
+async def test_a_large_snapshot_leaves_the_loop_to_others() -> None:
+    """While it is applied, other work gets its turn after each slice."""
+    chains = [list(range(1 + i * 50_000, 1 + (i + 1) * 50_000)) for i in range(6)]
+    async with running_engine() as engine, running_router() as router:
+        sidecar = await router.sidecar(engine)
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                if router.router.pool.index._staged:
+                    turns += 1
+
+        counter = asyncio.create_task(count_turns())
+        await sidecar.snapshot(*chains, chunk=50_000)
+        await sidecar.acks(7)
+        counter.cancel()
+        assert router.router.pool.index.count(A) == 300_000
+        assert turns >= 300_000 // 8192 - 1
+
+
+async def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
+    async with running_router() as router, fake_sidecar(router.grpc_target, hello(), token="join") as sidecar:
+        await sidecar.send(draining=sync_pb2.Draining(epoch="e1"))
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await sidecar.connect()
+        assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_an_audit_finds_a_view_that_contradicts_itself() -> None:
+    text = "y" * 320
+    held = text_blocks(text)
+    settings = config(options=options(routing={"audit_every": 1}), policy="lbgr")
+    async with running_engine() as engine, running_router(settings) as router:
+        sidecar = await router.sidecar(engine)
+        # A chain with a hole: its digest is as announced, so only the walk can see it.
+        await sidecar.snapshot(held[:4] + held[8:])
+        await sidecar.acks(2)
+        status, _, _ = await router.post("/v1/completions", {"model": "m", "prompt": text})
+        assert status == 200
+        request = await sidecar.reply("snapshot_request")
+        assert request.reason.startswith("audit")
+        assert await router.metric("resyncs_total", reason="audit") == 1
+        assert await router.metric("drifts_total") == 1
+
+
+async def test_a_view_is_complete_however_its_chunks_are_cut() -> None:
+    async with running_engine() as engine, running_router() as router:
+        sidecar = await router.sidecar(engine)
+        for chunk in (1, 3, 64):
+            await sidecar.snapshot(list(range(1, 65)), list(range(100, 130)), chunk=chunk)
+            await sidecar.heartbeat()
+        await router.until(lambda: router.router.pool.index.count(A) == 94)
+        await sidecar.acks(1 + 94 + 32 + 2)
+        assert sidecar.count("snapshot_request") == 0
