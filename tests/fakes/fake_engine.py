@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -66,15 +66,14 @@ class FakeRank:
 
     def trim(self, tokens: Sequence[int], *, keep_pages: int) -> None:
         """Remove the tail of a prompt's path, unless other paths need it; one batch."""
-        parents = {page[0] for page in self.pages.values()}
+        children = Counter(page[0] for page in self.pages.values())
         removed = []
         for _, page_hash in reversed(self.path(tokens)[keep_pages:]):
-            if page_hash in parents:
+            if children[page_hash]:
                 break
             if page_hash in self.pages:
-                parents.discard(self.pages.pop(page_hash)[0])
+                children[self.pages.pop(page_hash)[0]] -= 1
                 removed.append(page_hash)
-                parents = {page[0] for page in self.pages.values()}
         if removed:
             self.publish([{"type": "BlockRemoved", "block_hashes": removed[::-1], "medium": "GPU"}])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -28,10 +28,10 @@ _OPTIONS: list[tuple[str, int | str]] = [
 class RouterCredentials:
     """What the sidecar shows and expects. ca: PEM, None: no TLS. join_token: None: the pool asks for none."""
 
-    join_token: str | None = None
+    join_token: str | None = field(default=None, repr=False)
     ca: bytes | None = None
     certificate: bytes | None = None
-    private_key: bytes | None = None
+    private_key: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.private_key is None):

@@ -17,7 +17,7 @@ class DrainSettings:
     """Who may drain, and for how long it waits. token: None: nobody may."""
 
     header: str = "x-kvrouting-drain-token"
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     limit_s: float = 300.0
 
     def __post_init__(self) -> None:

@@ -1,0 +1,113 @@
+"""What the sidecar tells its kubelet and its metrics collector."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from kvrouting_sidecar.process import pages_of
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_router import FakeRouter
+from tests.fakes.running_sidecar import eventually, in_step, running_sidecar
+
+_Get = Callable[[str], Awaitable[tuple[int, str]]]
+
+
+@asynccontextmanager
+async def _pages(engine: FakeEngine, *routers: FakeRouter, **changes: Any) -> AsyncIterator[_Get]:
+    async with (
+        running_sidecar(engine, *routers, **changes) as sidecar,
+        pages_of(sidecar, host="127.0.0.1", port=0) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+    ):
+
+        async def get(path: str) -> tuple[int, str]:
+            async with client.get(path) as answer:
+                return answer.status, await answer.text()
+
+        yield get
+
+
+async def _comes(get: _Get, path: str, wanted: Callable[[int, str], bool]) -> str:
+    """Ask until the answer is as wanted."""
+    for _ in range(1000):
+        status, text = await get(path)
+        if wanted(status, text):
+            return text
+    raise AssertionError(f"{path} stays at {status}: {text}")
+
+
+async def test_ready_says_what_is_missing_and_health_does_not_wait_for_it() -> None:
+    engine = FakeEngine()
+    await engine.start()
+    await engine.stop()
+    async with _pages(engine) as get:
+        assert (await get("/healthz"))[0] == 200
+        status, text = await get("/readyz")
+        assert status == 503
+        assert "has not described itself yet" in text
+        await engine.start()
+        await _comes(get, "/readyz", lambda status, _: status == 200)
+        engine.healthy = False
+        text = await _comes(get, "/readyz", lambda status, _: status == 503)
+        assert "/health does not answer 200" in text
+    await engine.stop()
+
+
+async def test_ready_needs_the_eviction_policy_only_where_it_is_required() -> None:
+    async with FakeEngine() as engine, FakeRouter() as router:
+        engine.eviction_live = False
+        async with _pages(engine, router) as get:
+            await _comes(get, "/readyz", lambda status, _: status == 200)
+        async with _pages(engine, router, require_eviction="rlt") as get:
+            text = await _comes(get, "/readyz", lambda _, text: "rlt as not live" in text)
+            assert '"ready": false' in text
+            engine.eviction_live = True
+            await _comes(get, "/readyz", lambda status, _: status == 200)
+        async with _pages(engine, router, require_eviction="lru") as get:
+            text = await _comes(get, "/readyz", lambda _, text: "runs 'rlt', not 'lru'" in text)
+
+
+async def test_ready_is_gone_while_the_engine_is_away() -> None:
+    async with FakeEngine() as engine, FakeRouter() as router, _pages(engine, router) as get:
+        await _comes(get, "/readyz", lambda status, _: status == 200)
+        await eventually(lambda: router.blocks() is not None)
+        await engine.stop()
+        await _comes(get, "/readyz", lambda status, text: status == 503 and "not connected to the engine" in text)
+        worker = router.worker()
+        assert worker is not None
+        await eventually(lambda: not worker.heartbeats[-1].events_flowing)
+        assert not worker.heartbeats[-1].engine_healthy
+        await engine.start()
+        await _comes(get, "/readyz", lambda status, _: status == 200)
+
+
+async def test_an_unproven_eviction_policy_is_said_for_an_engine_without_state_socket() -> None:
+    async with FakeEngine(state_socket=False) as engine, _pages(engine, require_eviction="rlt") as get:
+        await _comes(get, "/readyz", lambda _, text: "that rlt is at work is not proven" in text)
+
+
+async def test_metrics_tell_of_mirror_routers_and_queue() -> None:
+    async with FakeEngine() as engine, FakeRouter() as router, _pages(engine, router) as get:
+        await eventually(lambda: router.blocks() is not None)
+        engine.ranks[0].lose(1)
+        engine.ranks[0].store(list(range(100)))
+        engine.ranks[0].store(list(range(200)))
+        await in_step(engine, router)
+        text = await _comes(get, "/metrics", lambda _, text: 'comparisons_total{rank="0",result="ok"} 0' not in text)
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        prefix = "kvrouting_sidecar"
+        assert values[f'{prefix}_mirror_blocks{{rank="0"}}'] == "12.0"
+        assert values[f'{prefix}_mirror_pages{{rank="0"}}'] == "200.0"
+        assert float(values[f'{prefix}_event_batches_total{{rank="0"}}']) == 2
+        assert float(values[f'{prefix}_gaps_total{{rank="0"}}']) >= 1
+        assert values[f'{prefix}_digest_comparisons_total{{rank="0",result="failed"}}'] == "0.0"
+        assert values[f'{prefix}_mirror_source{{rank="0",source="exact"}}'] == "1.0"
+        address = f'router="127.0.0.1:{router.port}"'
+        assert values[f'{prefix}_router_connected{{rank="0",{address}}}'] == "1.0"
+        for name in ("router_unacknowledged_messages", "router_pending_blocks", "router_lag_seconds"):
+            assert f'{prefix}_{name}{{rank="0",{address}}}' in values
+        assert values[f'{prefix}_event_queue_bytes{{rank="0"}}'] == "0.0"
