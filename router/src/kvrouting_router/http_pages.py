@@ -51,6 +51,7 @@ def worker_view(pool: Pool, worker: Worker, belief: WorkerBelief | None, *, now_
         "sidecar": facts.has_sidecar,
         "mirror": worker.mirror.value,
         "blocks": _blocks(pool, worker),
+        "digest": f"{pool.index.digest(facts.worker):016x}",
         "unique_blocks": pool.index.unique_blocks(facts.worker),
         "cached_tokens": vitals.cached_tokens if vitals else None,
         "capacity_tokens": facts.capacity_tokens,

@@ -46,6 +46,7 @@ class Cluster:
         self._secrets = tempfile.TemporaryDirectory(prefix="kvrouting-")
         rng = random.Random()  # two pools on one machine must not look for the same ports
         secret_files = write_secrets(Path(self._secrets.name))
+        self.hash_key = bytes.fromhex(secret_files.hash_key.read_text())
         ports = list(free_ports(len(fields(EnginePorts)) * plan.engines + 2 * plan.routers, rng=rng))
         self.engine_ports = [_engine_ports(ports) for _ in range(plan.engines)]
         self.router_ports = [RouterPorts(http=ports.pop(), grpc=ports.pop()) for _ in range(plan.routers)]
