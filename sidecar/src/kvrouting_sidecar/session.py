@@ -198,11 +198,18 @@ class Session:
         return self._snapshot_due or self._snapshot is not None
 
     @property
+    def sent_messages(self) -> int:
+        """Snapshot parts and deltas so far."""
+        return self._sent_messages
+
+    @property
     def unacknowledged_messages(self) -> int:
+        """Sent and not acknowledged yet."""
         return self._sent_messages - self._acknowledged_messages
 
     @property
     def window_is_full(self) -> bool:
+        """Nothing may be sent until the router acknowledges."""
         return self.unacknowledged_messages >= self._window
 
     @property
