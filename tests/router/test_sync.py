@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -14,11 +13,10 @@ import pytest
 
 from kvrouting.v1 import sync_pb2
 from kvrouting_core.identity import WorkerId
-from kvrouting_core.routing.decision import Action
-from kvrouting_core.routing.events import Event, LoadReport
+from kvrouting_core.routing.events import LoadReport
 from tests.fakes.fake_http_engine import Answer, chat_chunk, running_engine
 from tests.fakes.fake_sidecar import fake_sidecar, hello
-from tests.fakes.waiting_policy import OneAtATime
+from tests.router.recording_policy import Recording
 from tests.router.router_under_test import (
     HASHER,
     blocks_of,
@@ -30,18 +28,6 @@ from tests.router.router_under_test import (
 )
 
 A = WorkerId("pod-a/0")
-
-
-class Recording(OneAtATime):
-    """Remembers the events that the router tells."""
-
-    def __init__(self) -> None:
-        super().__init__(at_once=100)
-        self.events: list[Event] = []
-
-    def handle(self, event: Event, *, now_ms: float) -> Sequence[Action]:
-        self.events.append(event)
-        return super().handle(event, now_ms=now_ms)
 
 
 def decision_of(headers: dict[str, str]) -> dict[str, Any]:
@@ -405,7 +391,7 @@ async def test_the_load_report_reaches_the_policy_and_the_page() -> None:
         waiting_uncached_tokens=50,
         age_s=0.5,
     )
-    policy = Recording()
+    policy = Recording(at_once=100)
     async with running_engine() as engine, running_router(policy=lambda _: policy) as router:
         sidecar = await router.sidecar(engine)
         await sidecar.heartbeat(load=load)

@@ -187,6 +187,8 @@ class Attempt:
                 while more or ready:
                     limit.restart(self._times.client_write_s, _CLIENT)
                     await response.write(ready)
+                    if splitter.has_end_mark:
+                        self._complete(splitter)
                     if not more:
                         break
                     limit.restart(self._times.idle_s, "event")
@@ -197,10 +199,14 @@ class Attempt:
         except RouterError as error:
             await self._break_off(response, error)
             return response
-        self.finish.usage = usage_of_stream(self._call.api, splitter.last_payloads())
-        self.finish.outcome = Outcome.COMPLETED
+        self._complete(splitter)
         await response.write_eof()
         return response
+
+    def _complete(self, splitter: EventSplitter) -> None:
+        """The client has the whole answer: many close their connection as soon as they have seen its last event."""
+        self.finish.usage = usage_of_stream(self._call.api, splitter.last_payloads())
+        self.finish.outcome = Outcome.COMPLETED
 
     async def _next_events(self, answer: aiohttp.ClientResponse, splitter: EventSplitter) -> tuple[bytes, bool]:
         """At least one whole event, or the rest. Returns: bytes to send, whether more may come."""

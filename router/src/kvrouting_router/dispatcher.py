@@ -149,6 +149,7 @@ class Reservation:
         self.request_id = dispatch.request_id
         self.worker = dispatch.worker
         self.decision: Decision = dispatch.decision
+        self.matched_tokens = dispatch.decision.chosen.matched_tokens
 
     def __enter__(self) -> Self:
         return self

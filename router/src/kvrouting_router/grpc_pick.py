@@ -196,7 +196,7 @@ class PickService(pick_pb2_grpc.PickerServicer):
             self._pool.attempt_failed(pick.reservation.worker, "a gateway reported a failed request")
         elif outcome is Outcome.COMPLETED:
             self._pool.attempt_succeeded(pick.reservation.worker)
-            self._pool.account(pick.reservation.decision, reported_cached_tokens=cached, single=pick.prompt.exact)
+            self._pool.account(pick.reservation, reported_cached_tokens=cached, single=pick.prompt.exact)
 
     def _expire(self, request_id: str) -> None:
         pick = self._picks.pop(request_id)

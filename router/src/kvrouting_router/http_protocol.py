@@ -80,6 +80,8 @@ class ClientConnection(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What could not be parsed as HTTP, or an error that escaped the handler."""
+        if isinstance(exc, ConnectionError):
+            raise ConnectionError("the client has left") from exc
         error: BaseException
         if isinstance(exc, BadHttpMessage):
             error = _bad_http(exc)

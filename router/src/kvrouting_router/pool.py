@@ -8,10 +8,9 @@ from typing import Protocol
 from kvrouting_core.event_order import Opening, SyncOrder, Verdict
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.prefix_index import PrefixIndex
-from kvrouting_core.routing.decision import Candidate, Decision
-from kvrouting_core.routing.events import LoadReport, WorkerGone, WorkerJoined, WorkerPaused
+from kvrouting_core.routing.events import LoadReport, RoutingRequest, WorkerGone, WorkerJoined, WorkerPaused
 from kvrouting_router.dispatcher import Dispatcher, Reservation
-from kvrouting_router.guessed_cache import GuessedCache
+from kvrouting_router.guessed_cache import GuessedCache, PoolCache
 from kvrouting_router.metrics import RouterMetrics
 from kvrouting_router.prompt_reading import ReadPrompt
 from kvrouting_router.worker_registry import (
@@ -56,6 +55,7 @@ class Pool:
         self.registry = registry
         self.index = index
         self.guessed = guessed
+        self._cache = PoolCache(exact=index, guessed=guessed)
         self.order = SyncOrder()
         self._metrics = metrics
         self._now_s = now_s
@@ -235,21 +235,26 @@ class Pool:
         """Whether the exact view of the worker has the block."""
         return worker in self.index.match([block])
 
-    def account(self, decision: Decision, *, reported_cached_tokens: int | None, single: bool) -> None:
+    def matched_tokens(self, worker: WorkerId, request: RoutingRequest) -> int:
+        """Prompt tokens that the worker holds by the views; one is always left to compute."""
+        blocks = self._cache.match(request.blocks).get(worker, 0)
+        return min(blocks * self._block_size_tokens, request.prompt_tokens - 1)
+
+    def account(self, reservation: Reservation, *, reported_cached_tokens: int | None, single: bool) -> None:
         """Keeps the sums that the pages show, and whether prediction and report agree."""
-        known = self.registry.get(decision.worker)
+        known = self.registry.get(reservation.worker)
         if known is None:
             return
-        chosen: Candidate = decision.chosen
+        decision = reservation.decision
         known.prompt_tokens += decision.prompt_tokens
-        known.matched_tokens += chosen.matched_tokens
+        known.matched_tokens += reservation.matched_tokens
         if reported_cached_tokens is None:
             return
         known.reported_cached_tokens += reported_cached_tokens
         if single:
             known.agreement.observe(
-                matched_tokens=chosen.matched_tokens,
-                credited_tokens=chosen.credited_tokens,
+                matched_tokens=reservation.matched_tokens,
+                credited_tokens=max(reservation.matched_tokens, decision.chosen.credited_tokens),
                 reported_tokens=reported_cached_tokens,
                 prompt_tokens=decision.prompt_tokens,
             )

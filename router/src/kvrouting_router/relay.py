@@ -155,7 +155,10 @@ class Relay:
         if decision.waited_ms == 0:
             self._metrics.decision_s.observe(perf_counter() - started_s)
         self._metrics.prompt_tokens.inc(decision.prompt_tokens)
-        self._metrics.matched_tokens.inc(decision.chosen.matched_tokens)
+        if not reservation.matched_tokens:
+            # Policies that do not look at caches leave it at 0; whether views are true is watched all the same.
+            reservation.matched_tokens = self._pool.matched_tokens(reservation.worker, routing)
+        self._metrics.matched_tokens.inc(reservation.matched_tokens)
         every = self._options.routing.audit_every
         if every and self._decisions.count % every == 0:
             self._pool.audit(routing.blocks)
@@ -181,7 +184,8 @@ class Relay:
             try:
                 return await attempt.run(dict(trace.headers))
             except (asyncio.CancelledError, ConnectionError):
-                attempt.finish.outcome = Outcome.CANCELLED
+                if attempt.finish.outcome is not Outcome.COMPLETED:
+                    attempt.finish.outcome = Outcome.CANCELLED
                 raise
             finally:
                 error = attempt.finish.error
@@ -232,7 +236,7 @@ class Relay:
             self._metrics.cached_tokens.inc(cached_tokens)
         form = request.call.form
         single = form.sequences == 1 and not form.further and request.prompt.exact
-        self._pool.account(reservation.decision, reported_cached_tokens=cached_tokens, single=single)
+        self._pool.account(reservation, reported_cached_tokens=cached_tokens, single=single)
 
 
 def _handed_on(answer: EngineAnswer) -> web.Response:

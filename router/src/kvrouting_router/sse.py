@@ -39,6 +39,11 @@ class EventSplitter:
             self._last.append(rest)
         return rest
 
+    @property
+    def has_end_mark(self) -> bool:
+        """Whether the last of what may be sent is the final [DONE]: the answer is complete, whatever comes after."""
+        return bool(self._last) and self._last[-1].rstrip().endswith(b"data: [DONE]")
+
     def last_payloads(self) -> list[bytes]:
         """The JSON payloads of the last events, newest first, without the final [DONE]."""
         lines = b"".join(self._last).splitlines()
