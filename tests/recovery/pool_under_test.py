@@ -1,0 +1,212 @@
+"""A pool of real processes under load, and the engine's own word to compare the router's view with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+import zmq
+import zmq.asyncio
+
+from kvrouting_core.blocks import ChainHasher, Namespace
+from kvrouting_simulator.demo.cluster import Cluster
+from kvrouting_simulator.demo.pool_plan import MODEL, worker_id
+
+BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One request as the client saw it. matched: what the router's decision claimed for the chosen worker."""
+
+    status: int
+    prompt: Sequence[int]
+    worker: str
+    request_id: str
+    matched_tokens: int
+    credited_tokens: int
+    cached_tokens: int
+    sent_unix_s: float
+    ended_unix_s: float
+
+
+async def ask_engine(port: int, op: str, *, timeout_s: float = 10.0) -> list[Mapping[str, Any]]:
+    """All bodies of the state socket's answer. Raises: TimeoutError if it does not answer."""
+    context = zmq.asyncio.Context.instance()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(f"tcp://127.0.0.1:{port}")
+    try:
+        await socket.send_multipart([b"", msgspec.msgpack.encode({"op": op})])
+        bodies: list[Mapping[str, Any]] = []
+        async with asyncio.timeout(timeout_s):
+            while not (bodies and bodies[-1].get("end")):
+                _, body = await socket.recv_multipart()
+                bodies.append(msgspec.msgpack.decode(body))
+        return bodies
+    finally:
+        socket.close(linger=0)
+
+
+def routing_blocks(stored: Iterable[Mapping[str, Any]], *, key: bytes) -> set[int]:
+    """The routing blocks that a cache of these `BlockStored` events holds, worked out page by page.
+
+    The slow, obvious definition: each page's whole token path, hashed from its beginning.
+    """
+    pages: dict[int, tuple[int | None, list[int]]] = {}
+    for event in stored:
+        parent, size, tokens = event["parent_block_hash"], event["block_size"], event["token_ids"]
+        for i, page in enumerate(event["block_hashes"]):
+            pages[page] = (parent, tokens[i * size : (i + 1) * size])
+            parent = page
+    parents = {parent for parent, _ in pages.values()}
+    hasher = ChainHasher(key, BLOCK_TOKENS)
+    namespace = Namespace(model=MODEL, lora_adapter=None, cache_salt=None)
+    blocks: set[int] = set()
+    for leaf in pages.keys() - parents:
+        path: list[list[int]] = []
+        at: int | None = leaf
+        while at is not None:
+            at, tokens = pages[at]
+            path.append(tokens)
+        prompt = array("I", [token for tokens in reversed(path) for token in tokens])
+        blocks.update(int(b) for b in hasher.hash_blocks(namespace, prompt))
+    return blocks
+
+
+def digest(blocks: Iterable[int]) -> str:
+    """The order-independent digest as `/workers` shows it."""
+    return f"{sum(blocks) % (1 << 64):016x}"
+
+
+async def engine_blocks(pool: Cluster, number: int) -> set[int]:
+    """What the engine's own tree holds now; nothing must run there meanwhile."""
+    bodies = await ask_engine(pool.engine_ports[number].state, "snapshot")
+    return routing_blocks((e for body in bodies for e in body["events"]), key=pool.hash_key)
+
+
+async def views_equal_engines(pool: Cluster, *, router: int = 0, timeout_s: float = 10.0) -> float:
+    """Waits until the router's view of every worker is its engine's real cache; returns how long that took in s.
+
+    Raises: AssertionError with both sides if it does not come to be.
+    """
+    start = time.monotonic()
+    expected = [await engine_blocks(pool, n) for n in range(pool.plan.engines)]
+    seen: list[tuple[object, object, object]] = []
+    while time.monotonic() - start < timeout_s:
+        workers = await pool.workers(router=router)
+        views = [workers.get(worker_id(n), {}) for n in range(pool.plan.engines)]
+        seen = [(v.get("state"), v.get("blocks"), v.get("digest")) for v in views]
+        if seen == [("live", len(blocks), digest(blocks)) for blocks in expected]:
+            return time.monotonic() - start
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"router sees {seen}, engines hold {[(len(b), digest(b)) for b in expected]}")
+
+
+class Load:
+    """Requests with shared prefixes, a few at a time, until it is told to stop.
+
+    groups prompts share `shared_tokens` and add `own_tokens` of their own; all from the seed.
+    """
+
+    def __init__(
+        self, pool: Cluster, *, seed: int, groups: int = 24, shared_tokens: int = 600, own_tokens: int = 200
+    ) -> None:
+        self._pool = pool
+        self._rng = random.Random(seed)
+        self._own_tokens = own_tokens
+        self._prefixes = [self.fresh_tokens(shared_tokens) for _ in range(groups)]
+        self.answers: list[Answer] = []
+
+    def fresh_tokens(self, count: int) -> list[int]:
+        """Token ids that no other prompt has in this order."""
+        return [self._rng.randrange(1000, 128_000) for _ in range(count)]
+
+    def prompt(self) -> list[int]:
+        """The next prompt: a group's prefix and an end of its own."""
+        return self._rng.choice(self._prefixes) + self.fresh_tokens(self._own_tokens)
+
+    async def send(self, prompt: Sequence[int], *, router: int = 0, output_tokens: int = 4) -> Answer:
+        """One request through the router. Raises: aiohttp.ClientError if the router itself is away."""
+        url = f"http://127.0.0.1:{self._pool.router_ports[router].http}/generate"
+        body = {"input_ids": list(prompt), "sampling_params": {"max_new_tokens": output_tokens}}
+        sent = time.time()
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+            page = await response.json(content_type=None)
+            decision = json.loads(response.headers.get("x-kvrouting-decision", "{}"))
+        chosen = _chosen(decision)
+        meta = page.get("meta_info", {}) if isinstance(page, dict) else {}
+        answer = Answer(
+            status=response.status,
+            prompt=prompt,
+            worker=str(decision.get("worker", "")),
+            request_id=str(decision.get("request_id", "")),
+            matched_tokens=int(chosen.get("matched_tokens", 0)),
+            credited_tokens=int(chosen.get("credited_tokens", 0)),
+            cached_tokens=int(meta.get("cached_tokens", 0)),
+            sent_unix_s=sent,
+            ended_unix_s=time.time(),
+        )
+        self.answers.append(answer)
+        return answer
+
+    async def run(self, *, clients: int = 6, requests: int | None = None, until: asyncio.Event | None = None) -> None:
+        """Each client sends one request after the other; failures while a router is away are waited out."""
+        left = iter(range(requests)) if requests is not None else iter(int, 1)
+
+        async def client() -> None:
+            for _ in left:
+                if until is not None and until.is_set():
+                    return
+                try:
+                    await self.send(self.prompt())
+                except (aiohttp.ClientError, ConnectionError):
+                    await asyncio.sleep(0.1)
+
+        async with asyncio.TaskGroup() as clients_running:
+            for _ in range(clients):
+                clients_running.create_task(client())
+
+    async def credited_rightly(self, *, requests: int = 10, router: int = 0) -> None:
+        """One request at a time on a quiet pool: the router claims exactly what the engine then finds.
+
+        Raises: AssertionError naming the request otherwise.
+        """
+        for i in range(requests):
+            answer = await self.send(self.prompt(), router=router)
+            assert answer.status == 200, answer.status
+            claimed, found = answer.matched_tokens, answer.cached_tokens
+            assert claimed <= found < claimed + BLOCK_TOKENS, f"request {i} on {answer.worker}: {claimed=} {found=}"
+            await views_equal_engines(self._pool, router=router)  # before the next one is decided
+
+
+def _chosen(decision: Mapping[str, Any]) -> Mapping[str, Any]:
+    candidates = decision.get("candidates")
+    if isinstance(candidates, list):
+        return next(c for c in candidates if c["worker"] == decision["worker"])
+    return decision
+
+
+async def misbehave(pool: Cluster, number: int, **fault: object) -> None:
+    """Orders a fault from one engine."""
+    url = f"{pool.engine_urls[number]}/misbehave"
+    async with aiohttp.ClientSession() as session, session.post(url, json=fault) as response:
+        assert response.status == 200, await response.text()
+
+
+async def flush(pool: Cluster, number: int) -> None:
+    """Empties an engine's cache; waits until it is idle."""
+    async with aiohttp.ClientSession() as session:
+        for _ in range(100):
+            async with session.post(f"{pool.engine_urls[number]}/flush_cache") as response:
+                if response.status == 200:
+                    return
+            await asyncio.sleep(0.05)
+    raise AssertionError(f"engine {number} never became idle")
