@@ -69,6 +69,7 @@ class SlowMirror:
     hasher: ChainHasher
     paths: dict[int, tuple[Path, int | None]] = field(default_factory=dict)  # page → its path, its parent
     adapter: str | None = None
+    seen: set[Path] = field(default_factory=set)  # paths of all pages that ever were
 
     def see(self, event: Event, size: int) -> Event:
         if isinstance(event, Cleared):
@@ -81,6 +82,7 @@ class SlowMirror:
             for end in range((event.first + 1) * size, len(path) + 1, size):
                 parent = page_hash(path[: end - size]) if end > size else None
                 self.paths[page_hash(path[:end])] = (path[:end], parent)
+                self.seen.add(path[:end])
         return event
 
     def present(self) -> set[int]:
@@ -152,7 +154,7 @@ class Step:
     seed: int
 
 
-kinds = st.sampled_from(["store"] * 6 + ["trim"] * 4 + ["restore", "scatter", "clear"])
+kinds = st.sampled_from(["store"] * 6 + ["trim"] * 4 + ["restore", "return", "return", "scatter", "scatter", "clear"])
 steps = st.builds(
     Step,
     kind=kinds,
@@ -207,6 +209,8 @@ def next_event(step: Step, slow: SlowMirror, size: int) -> Event | None:
         return None
     if step.kind == "restore":
         return slow.see(Stored(sorted(path for path, _ in slow.paths.values())[step.which % len(slow.paths)], 0), size)
+    if step.kind == "return":
+        return returning(step, slow, size)
     if step.kind == "trim":
         ends = leaves(slow)
         pages = tail(slow, ends[step.which % len(ends)], step.length if step.where % 2 else 1)
@@ -219,8 +223,21 @@ def next_event(step: Step, slow: SlowMirror, size: int) -> Event | None:
     return slow.see(Cleared(), size) if step.which % 3 == 0 else None
 
 
+def returning(step: Step, slow: SlowMirror, size: int) -> Event | None:
+    """A page that was removed is stored again behind its parent, which itself may have lost its beginning."""
+    candidates = sorted(
+        path
+        for path in slow.seen
+        if page_hash(path) not in slow.paths and (len(path) == size or page_hash(path[:-size]) in slow.paths)
+    )
+    if not candidates:
+        return None
+    path = candidates[step.which % len(candidates)]
+    return slow.see(Stored(path, len(path) // size - 1), size)
+
+
 def is_of_an_engine(step: Step) -> bool:
-    """Whether a real engine would do this: it never removes a page before its descendants."""
+    """Whether a real engine would do this: it never leaves a page behind whose parent is gone."""
     return step.kind != "scatter"
 
 
@@ -418,6 +435,32 @@ def test_descendants_of_a_removed_page_stay_counted_and_return_with_it() -> None
         Extend(parent=blocks[0], blocks=tuple(blocks[1:2])),
         Extend(parent=blocks[1], blocks=tuple(blocks[2:])),
     ]
+
+
+def test_a_page_returns_below_a_page_that_has_lost_its_beginning() -> None:
+    mirror = new_mirror()
+    send(mirror, Stored(LONG, 0), SIZE)
+    pages = pages_of(LONG)
+    mirror.removed([pages[2]])
+    mirror.removed([pages[0]])
+    assert send(mirror, Stored(LONG[:48], 2), SIZE) == []
+    assert (mirror.pages, mirror.blocks) == (3, 0)
+    send(mirror, Stored(LONG[:16], 0), SIZE)
+    assert (mirror.pages, mirror.blocks) == (4, 4)
+
+
+def test_the_last_page_of_a_trimmed_trunk_goes_before_its_branch() -> None:
+    mirror = new_mirror(block_size=64)
+    trunk, branch = tuple(range(40)), (*range(20), *range(100, 150))
+    send(mirror, Stored(trunk, 0), 1)
+    send(mirror, Stored(branch, 20), 1)
+    mirror.removed(pages_of(trunk, 1)[20:])
+    assert mirror.blocks == 1
+    assert send(mirror, Removed((page_hash(trunk[:20]),)), 1) == [
+        Trim(blocks=tuple(blocks_of(ChainHasher(KEY, 64), branch)))
+    ]
+    send(mirror, Stored(trunk[:20], 19), 1)
+    assert mirror.blocks == 1
 
 
 def test_an_exact_mirror_in_doubt_says_so_and_changes_nothing() -> None:

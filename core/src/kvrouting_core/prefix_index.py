@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._shards: list[dict[int, int]] = [{} for _ in range(_SHARDS)]
         self._slots: list[_Slot] = []  # by number, free ones too
+        self._names: list[WorkerId] = []  # of their workers
         self._free: list[int] = []  # a heap: low numbers first keep the masks narrow
         self._live: dict[WorkerId, _Slot] = {}
         self._staged: dict[WorkerId, _Slot] = {}
@@ -233,8 +235,10 @@ class PrefixIndex:
         slot = _Slot(number=number, bit=1 << number, worker=worker)
         if number == len(self._slots):
             self._slots.append(slot)
+            self._names.append(worker)
         else:
             self._slots[number] = slot
+            self._names[number] = worker
         return slot
 
     def _go_live(self, slot: _Slot) -> _Slot:
@@ -261,7 +265,8 @@ class PrefixIndex:
     def _workers_of(self, mask: int) -> tuple[WorkerId, ...]:
         workers = self._groups.get(mask)
         if workers is None:
-            workers = tuple(self._slot_of(bit).worker for bit in _bits(mask))
+            # The binary digits, lowest first, select the slots: no step in Python for each of them.
+            workers = tuple(compress(self._names, map(int, bin(mask)[:1:-1])))
             if len(self._groups) >= _REMEMBERED_GROUPS:
                 self._groups.clear()
             self._groups[mask] = workers
