@@ -21,6 +21,12 @@ def test_seven_tenths_of_what_may_come_are_kept_back_at_first() -> None:
     assert OutputReserve().tokens([running(20, 120), running(0, 10)]) == pytest.approx(0.7 * 110)
 
 
+def test_larger_pages_are_kept_back_whole() -> None:
+    full, begun = running(1, 4), running(1, 4)
+    full.kv_tokens, begun.kv_tokens = 128, 130
+    assert OutputReserve().tokens([full, begun], page_size=64) == 64
+
+
 def test_a_single_answer_counts_with_4096_tokens_at_most() -> None:
     assert OutputReserve().tokens([running(0, 100_000)]) == pytest.approx(0.7 * 4096)
 

@@ -228,7 +228,7 @@ class EngineModel:
             self._waiting,
             self._unfinished,
             running=len(running),
-            kept_back=self._reserve.tokens(running) + decode_slots,
+            kept_back=self._reserve.tokens(running, page_size=self._slots.page_size) + decode_slots,
             decoding=len(shared),
         )
         if not items:

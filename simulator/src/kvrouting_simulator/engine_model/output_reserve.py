@@ -7,6 +7,7 @@ from what was really produced when requests had to be retracted, and starts agai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from kvrouting_simulator.engine_model.sequence import Sequence
@@ -26,9 +27,19 @@ class OutputReserve:
     def __init__(self) -> None:
         self.share = _INITIAL_SHARE
 
-    def tokens(self, running: Iterable[Sequence]) -> float:
-        """Slots kept back for the running requests."""
-        return self.share * sum(min(s.remaining_output_tokens, LONGEST_RESERVE_TOKENS) for s in running)
+    def tokens(self, running: Iterable[Sequence], *, page_size: int = 1) -> float:
+        """Slots kept back for the running requests: the share of each, in whole pages where pages are larger than 1.
+
+        A request whose last page is full takes a whole page for its next token. The bare share would keep back a few
+        slots for it, and a full engine would retract again and again.
+        """
+        expected = [(s.kv_tokens, self.share * min(s.remaining_output_tokens, LONGEST_RESERVE_TOKENS)) for s in running]
+        if page_size == 1:
+            return sum(tokens for _, tokens in expected)
+        return sum(
+            page_size * (math.ceil((held + tokens) / page_size) - math.ceil(held / page_size))
+            for held, tokens in expected
+        )
 
     def decoded(self) -> None:
         """A decode step went without a retraction."""
