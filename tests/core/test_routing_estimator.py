@@ -80,6 +80,9 @@ class TestServiceTime:
             pool.first_token(name)
         chosen = pool.decide("t", tokens=100, max_output_tokens=101).chosen
         assert chosen.queue_ms == pytest.approx(63 * 21.19 / 2, rel=0.001)
+        pool.end("t", Outcome.CANCELLED)
+        pool.end("r", Outcome.CANCELLED)
+        assert pool.decide("t", tokens=100, max_output_tokens=101).chosen.queue_ms < 20
 
 
 class TestAnswerLength:

@@ -169,10 +169,6 @@ class Ledger:
         if request_id in self._waiting or request_id in self._reservations:
             raise ValueError(f"request {request_id!r} arrived before and has not ended")
 
-    def refuse(self, request_id: str) -> None:
-        """Drops a waiting request. Raises: ValueError if it does not wait."""
-        self._take_waiting(request_id)
-
     def reserve(self, request_id: str, worker: Worker, prefix: Sequence[int], *, now_ms: float) -> Reservation:
         """Dispatches a waiting request and credits `prefix`, the blocks that its worker will hold beyond the index.
 
