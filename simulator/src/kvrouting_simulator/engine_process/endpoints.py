@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,5 +97,5 @@ def _bind(sock: zmq.Socket[bytes], ports: PortRange, port: int) -> int:
     try:
         sock.bind(f"tcp://{host}:{port or '*'}")
     except zmq.ZMQError as error:
-        raise PortInUseError(ports.option, ports.host, port, error.strerror) from error
+        raise PortInUseError(ports.option, ports.host, port, os.strerror(error.errno or 0)) from error
     return int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

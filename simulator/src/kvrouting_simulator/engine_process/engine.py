@@ -95,7 +95,7 @@ class Engine:
 
         Several answers to one prompt are preceded by one token of a run of its own, so that they share the prompt's
         prefill: SGLang does the same.
-        Raises: BadRequestError; RequestTooLong.
+        Raises: BadRequestError; RequestTooLong; RequestIdInUseError.
         """
         rank = self._rank(job.dp_rank)
         base = job.request_id or uuid.uuid4().hex

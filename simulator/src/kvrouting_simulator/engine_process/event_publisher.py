@@ -62,7 +62,7 @@ class EventPublisher:
         limits: PublisherLimits,
         faults: EventFaults,
     ) -> None:
-        """publish: a bound PUB socket; replay: a bound ROUTER socket. Both are closed by `stop`."""
+        """publish: a bound PUB socket; replay: a bound ROUTER socket. From `start` on they are the thread's."""
         self._publish = publish
         self._replay = replay
         self._faults = faults
@@ -72,6 +72,9 @@ class EventPublisher:
         self._next_sequence = 0
         self._blocked = 0
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+
+    def start(self) -> None:
+        """Begins to send; batches that were published before wait in the queue."""
         self._thread.start()
 
     @property

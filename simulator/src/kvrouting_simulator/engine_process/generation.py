@@ -38,6 +38,10 @@ class Answer:
     matched: str | None = None
 
 
+class RequestIdInUseError(ValueError):
+    """A client gave two requests in flight the same id."""
+
+
 class EngineGoneError(ConnectionError):
     """The engine that ran the request is no more: its process ended, in reality or in play."""
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from aiohttp import web
 
 from kvrouting_simulator.engine_model import RequestTooLong
-from kvrouting_simulator.engine_process.generation import EngineGoneError, Generation
+from kvrouting_simulator.engine_process.generation import EngineGoneError, Generation, RequestIdInUseError
 from kvrouting_simulator.engine_process.http_bodies import BadRequestError
 from kvrouting_simulator.engine_process.rank import Rank
 from kvrouting_simulator.engine_process.replies import ErrorBody, encode
@@ -39,7 +39,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """
     try:
         return await handler(request)
-    except (BadRequestError, ChatRequestError, RequestTooLong) as error:
+    except (BadRequestError, ChatRequestError, RequestIdInUseError, RequestTooLong) as error:
         if request.path == "/generate":
             return json_reply({"error": {"message": str(error)}}, status=400)
         return error_reply(str(error), status=400, kind="BadRequestError", param=getattr(error, "param", None))

@@ -22,7 +22,7 @@ from kvrouting_simulator.engine_model import EngineLoad, EngineModel, EngineRequ
 from kvrouting_simulator.engine_process.engine_clock import EngineClock
 from kvrouting_simulator.engine_process.event_faults import EventFaults
 from kvrouting_simulator.engine_process.event_publisher import EventPublisher
-from kvrouting_simulator.engine_process.generation import Answer, Generation, Prompt
+from kvrouting_simulator.engine_process.generation import Answer, Generation, Prompt, RequestIdInUseError
 from kvrouting_simulator.engine_process.kv_events import (
     BlockStored,
     EventBatch,
@@ -124,6 +124,8 @@ class Rank:
 
     async def run(self) -> None:
         """Steps, reports load and answers the state socket until cancelled."""
+        if self._outlets.events is not None:
+            self._outlets.events.start()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._step_forever())
@@ -172,10 +174,10 @@ class Rank:
     def submit(self, request_id: str, prompt: Prompt, answer: Answer) -> Generation:
         """Queues a prompt.
 
-        Raises: ValueError if the id is in use; RequestTooLong if prompt and answer exceed the cache.
+        Raises: RequestIdInUseError; RequestTooLong if prompt and answer exceed the cache.
         """
         if any(g.request_id == request_id for g in self._generations.values()):
-            raise ValueError(f"Duplicate request id detected: {request_id}")
+            raise RequestIdInUseError(f"Duplicate request id detected: {request_id}")
         self._submitted += 1
         key = str(self._submitted)
         request = EngineRequest(
@@ -184,7 +186,7 @@ class Rank:
             output_tokens=len(answer.tokens),
             namespace=prompt.namespace,
         )
-        self._model.submit(request, now_ms=self._clock.now_ms())
+        self._model.submit(request, now_ms=self.loop.model_ms)
         generation = Generation(
             key=key,
             request_id=request_id,

@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from kvrouting_simulator.engine_process.load_reports import LOAD_HIGH_WATER_MARK
 from kvrouting_simulator.engine_process.metrics import EngineMetrics
 from kvrouting_simulator.engine_process.misbehaviour import Fault, Misbehaviour
 from kvrouting_simulator.engine_process.rank import Rank, RankOptions, RankOutlets
-from kvrouting_tokenization import load_tokenizer
+from kvrouting_tokenization import Tokenizer, load_tokenizer
 
 _MAX_BODY_BYTES = 256 * 2**20
 _UNLIMITED = 0
@@ -103,13 +104,19 @@ class EngineServer:
         self._options = options
         self._clock = RealClock(speed=options.speed, monotonic_s=time.monotonic)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._bound: list[BoundRange] = []
 
     async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT. Raises: PortInUseError; TokenizerNotFoundError."""
-        options = self._options
-        tokenizer = await asyncio.to_thread(load_tokenizer, options.tokenizer)
-        http = bind_http(options.http)
-        ports = self._bind()
+        """Serves until SIGTERM or SIGINT. Raises: PortInUseError; TokenizerNotFoundError; ValueError."""
+        try:
+            tokenizer = await asyncio.to_thread(load_tokenizer, self._options.tokenizer)
+            with bind_http(self._options.http) as http:
+                await self._run(tokenizer, http)
+        finally:
+            self._context.destroy(linger=0)
+
+    async def _run(self, tokenizer: Tokenizer, http: socket.socket) -> None:
+        options, ports = self._options, self._bind()
         metrics = EngineMetrics(served_model=options.served_model)
         misbehaviour = Misbehaviour()
         ranks = [self._rank(number, ports, metrics, misbehaviour) for number in range(options.dp_size)]
@@ -136,7 +143,6 @@ class EngineServer:
             misbehaviour.order(fault)
         _announce(http_port, ports)
         await self._serve(ranks, runner, admin)
-        self._context.destroy(linger=0)
 
     async def _serve(self, ranks: Sequence[Rank], runner: web.AppRunner, admin: AdminHandlers) -> None:
         stop = asyncio.Event()
@@ -156,7 +162,10 @@ class EngineServer:
         def bind(kind: int, ports: PortRange | None, high_water_mark: int) -> BoundRange | None:
             if ports is None:
                 return None
-            return bind_ranks(self._context, kind, ports, ranks=self._options.dp_size, high_water_mark=high_water_mark)
+            ranks = self._options.dp_size
+            bound = bind_ranks(self._context, kind, ports, ranks=ranks, high_water_mark=high_water_mark)
+            self._bound.append(bound)  # kept, so that what is bound is closed even if the next family is not
+            return bound
 
         options = self._options
         return _Ports(

@@ -83,6 +83,8 @@ class StepLoop:
         self._work = asyncio.Event()
         self._go = asyncio.Event()
         self._go.set()
+        self.model_ms = 0.0
+        """Time of the model: that of the last step boundary. Requests in between join at the next one."""
 
     @property
     def stalled(self) -> bool:
@@ -107,17 +109,18 @@ class StepLoop:
 
     async def run(self, model: EngineModel) -> None:
         """Steps the model until cancelled."""
-        start_ms = self._clock.now_ms()
+        start_ms = self._now_ms()
         while True:
             if not self._go.is_set():
                 await self._go.wait()
-                start_ms = self._clock.now_ms()
+                start_ms = self._now_ms()
             self._work.clear()
-            step = model.start_step(now_ms=self._clock.now_ms())
+            self.model_ms = start_ms
+            step = model.start_step(now_ms=start_ms)
             if step is None:
                 self._outlet.settled()
                 await self._work.wait()
-                start_ms = self._clock.now_ms()
+                start_ms = self._now_ms()
             else:
                 self._outlet.started()
                 start_ms = await self._finish(model, step, start_ms)
@@ -128,9 +131,10 @@ class StepLoop:
         await clock.sleep_until(due_ms)
         if not self._go.is_set():
             await self._go.wait()
-            due_ms = clock.now_ms()
+            due_ms = max(due_ms, clock.now_ms())
         seen_ms = clock.now_ms()
-        produced = model.finish_step(step, now_ms=seen_ms)
+        self.model_ms = due_ms
+        produced = model.finish_step(step, now_ms=due_ms)
         self._outlet.tokens(produced)
         self._outlet.settled()
         self._log.add(
@@ -144,6 +148,10 @@ class StepLoop:
             )
         )
         return self._next_start(due_ms)
+
+    def _now_ms(self) -> float:
+        # A timer may fire a little early, so that the last deadline still lies ahead: the model's time never goes back.
+        return max(self.model_ms, self._clock.now_ms())
 
     def _next_start(self, due_ms: float) -> float:
         now_ms = self._clock.now_ms()
