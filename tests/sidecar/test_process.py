@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ import pytest
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_router import FakeRouter
-from tests.fakes.running_sidecar import BLOCK_SIZE, HASH_KEY, eventually, in_step
+from tests.fakes.running_sidecar import BLOCK_SIZE, HASH_KEY, eventually, in_step, running_sidecar
 
 pytestmark = pytest.mark.processes
 
@@ -80,24 +79,24 @@ async def test_sigterm_ends_it_before_the_engine_is_there() -> None:
             assert await process.wait() == 0
 
 
-async def test_a_frozen_sidecar_does_not_disturb_the_engine_and_recovers() -> None:
+async def test_a_frozen_sidecar_disturbs_nobody_and_recovers() -> None:
     async with (
         FakeEngine(replay_batches=50) as engine,
         FakeRouter() as router,
+        FakeRouter() as witness,
+        running_sidecar(engine, witness),
         _process(engine, router) as (process, _),
     ):
         rank = engine.ranks[0]
         rank.store(list(range(100)))
-        await in_step(engine, router)
+        await in_step(engine, router, witness)
         process.send_signal(signal.SIGSTOP)
-        start_s = time.monotonic()
-        for turn in range(400):
+        for turn in range(300):
             rank.store([turn, *range(1000, 1600)])
-            rank.trim([turn, *range(1000, 1600)], keep_pages=turn % 600)
-        published_in_s = time.monotonic() - start_s
+            rank.trim([turn, *range(1000, 1600)], keep_pages=turn % 40)
+        await in_step(engine, witness)
         process.send_signal(signal.SIGCONT)
         await in_step(engine, router)
         worker = router.worker()
         assert worker is not None
         await eventually(lambda: worker.heartbeats[-1].end_to_end_verified)
-        assert published_in_s < 60, "publishing never waits for the subscriber"

@@ -51,9 +51,13 @@ class RankSockets:
 class EventReader:
     """One thread for all ranks of an engine; `start` and `stop` once each."""
 
-    def __init__(self, ranks: Sequence[RankSockets], *, clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self, ranks: Sequence[RankSockets], *, clock_s: Callable[[], float], on_end: Callable[[], None]
+    ) -> None:
+        """on_end: called from the thread when it ends, for whatever reason."""
         self._ranks = ranks
         self._clock_s = clock_s
+        self._on_end = on_end
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-events", daemon=True)
 
@@ -72,6 +76,12 @@ class EventReader:
         return self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._read()
+        finally:
+            self._on_end()
+
+    def _read(self) -> None:
         with zmq.Context() as context:
             turns = [turn for rank in self._ranks for turn in self._turns(context, rank)]
             poller = zmq.Poller()

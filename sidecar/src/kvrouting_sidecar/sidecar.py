@@ -100,11 +100,17 @@ class Sidecar:
             for rank in self.ranks:
                 following = rank.follower.run() if rank.follower else self._follow_restarts(rank, engine)
                 tasks.create_task(following, name=f"rank-{rank.facts.identity.dp_rank}")
-            published = [rank.sockets for rank in self.ranks if rank.sockets is not None]
-            if published:
-                self.reader = EventReader(published, clock_s=self._clock_s)
-                self.reader.start()
+            self._start_reader(tasks)
             tasks.create_task(self.streams.run(), name="routers")
+
+    def _start_reader(self, tasks: asyncio.TaskGroup) -> None:
+        published = [rank.sockets for rank in self.ranks if rank.sockets is not None]
+        if not published:
+            return
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        self.reader = EventReader(published, clock_s=self._clock_s, on_end=lambda: _call_in(loop, ended))
+        self.reader.start()
+        tasks.create_task(_fail_after(ended), name="reader")
 
     async def _found(self, engine: EngineHttp) -> EngineInfo:
         """The engine's description, asked for until it is there."""
@@ -214,6 +220,12 @@ class Sidecar:
 
     def _new_epoch_name(self) -> str:
         return f"{self._rng.getrandbits(64):016x}"
+
+
+async def _fail_after(reader_ended: asyncio.Event) -> None:
+    """Raises: RuntimeError when the thread has ended: better no sidecar than one whose mirror stands still."""
+    await reader_ended.wait()
+    raise RuntimeError("the thread that reads the engine's events has ended")
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
