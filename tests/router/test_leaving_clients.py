@@ -30,11 +30,13 @@ async def test_a_client_that_leaves_at_the_end_mark_has_its_whole_answer(caplog:
         begun.set()
         pieces = [chat_chunk("a"), usage, DONE, b": later\n\n"]
         engine.answer = lambda _: Answer(pieces=pieces, gates=[begun, begun, begun, never])
-        await read_until_and_leave(router, b"data: [DONE]\n\n")
-        await router.nothing_is_left()
+        try:
+            await read_until_and_leave(router, b"data: [DONE]\n\n")
+            await router.nothing_is_left()
+        finally:
+            never.set()
         assert await router.metric("requests_total", api="/v1/chat/completions", outcome="completed") == 1
         assert await router.metric("cached_tokens_total") == 4
-        never.set()
     assert "request failed" not in caplog.messages
 
 

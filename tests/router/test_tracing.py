@@ -100,7 +100,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 def collecting() -> Iterator[tuple[str, Collector]]:
     """A collector on a free port."""
     server, collector = grpc.server(ThreadPoolExecutor(2)), Collector()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    add_collector: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server  # has no annotations
+    add_collector(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
@@ -191,7 +192,7 @@ def running_jaeger(folder: Path) -> Iterator[tuple[str, str]]:
     try:
         yield f"http://127.0.0.1:{otlp}", f"http://127.0.0.1:{query}"
     finally:
-        process.terminate()
+        process.kill()  # asked to stop, it first waits for a collector of its own traces that does not exist
         process.wait(10)
 
 

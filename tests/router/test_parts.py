@@ -1,0 +1,458 @@
+"""The router's pure parts against slow, obvious definitions."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvrouting_core.blocks import ChainHasher, Namespace
+from kvrouting_core.identity import WorkerId
+from kvrouting_core.prefix_index import PrefixIndex
+from kvrouting_core.routing.events import SchedulerOptions
+from kvrouting_router.agreement import Agreement
+from kvrouting_router.breaker import Breaker
+from kvrouting_router.error_bodies import ErrorShape, error_body, error_event, error_headers
+from kvrouting_router.errors import (
+    HTTP_STATUS,
+    BodyTooLargeError,
+    OverloadedError,
+    RouterError,
+    UnknownModelError,
+    UpstreamTimeoutError,
+    http_status,
+)
+from kvrouting_router.guessed_cache import GuessedCache, PoolCache
+from kvrouting_router.options import BreakerOptions, RoutingOptions, SizeLimits, SyncOptions, TimeLimits
+from kvrouting_router.prompt_reading import PromptReader, text_as_tokens, text_of
+from kvrouting_router.request_forms import Api, ChatPrompt, TextPrompt, parse_form
+from kvrouting_router.sse import EventSplitter
+from kvrouting_router.upstream import pinned_to_rank
+from kvrouting_router.usage import Usage, usage_of_body, usage_of_stream
+from kvrouting_router.worker_registry import (
+    Mirror,
+    Vitals,
+    WorkerFacts,
+    WorkerRegistry,
+    WorkerState,
+)
+
+# --- events of a stream ---
+
+
+@given(
+    events=st.lists(st.sampled_from([b"data: a\n\n", b"data: b\r\n\r\n", b": c\n\n", b"data: {}\ndata: {}\n\n"])),
+    tail=st.sampled_from([b"", b"data: hal", b"data: x\n"]),
+    cuts=st.lists(st.integers(0, 200)),
+)
+def test_a_stream_is_cut_only_between_events_and_nothing_is_lost(
+    events: list[bytes], tail: bytes, cuts: list[int]
+) -> None:
+    stream = b"".join(events) + tail
+    points = sorted({0, len(stream), *(c for c in cuts if c < len(stream))})
+    splitter = EventSplitter()
+    sent = b""
+    for start, end in pairwise(points):
+        sent += splitter.feed(stream[start:end])
+        whole = 0
+        for event in events:  # everything that is complete so far has been sent, and nothing more
+            if whole + len(event) > end:
+                break
+            whole += len(event)
+        assert len(sent) == whole
+    assert sent + splitter.rest() == stream
+
+
+def test_something_endless_that_is_no_event_is_passed_on() -> None:
+    splitter = EventSplitter()
+    assert splitter.feed(b"x" * (1 << 20)) == b""
+    assert len(splitter.feed(b"xx")) == (1 << 20) + 2
+
+
+# --- usage ---
+
+
+def test_usage_of_whole_answers() -> None:
+    details: dict[str, Any] = {"usage": {"completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 5}}}
+    assert usage_of_body(Api.CHAT, json.dumps(details).encode()) == Usage(output_tokens=3, cached_tokens=5)
+    details["usage"]["prompt_tokens_details"] = None
+    assert usage_of_body(Api.COMPLETIONS, json.dumps(details).encode()) == Usage(output_tokens=3)
+    batch = [{"meta_info": {"completion_tokens": i, "cached_tokens": 10}} for i in (1, 2)]
+    assert usage_of_body(Api.GENERATE, json.dumps(batch).encode()) == Usage(output_tokens=3, cached_tokens=20)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"usage":7}', b'{"meta_info":[]}', b"\xff"])
+@pytest.mark.parametrize("api", list(Api))
+def test_foreign_answers_give_no_usage(api: Api, body: bytes) -> None:
+    assert usage_of_body(api, body) == Usage()
+
+
+def test_usage_of_a_stream_is_the_newest() -> None:
+    payloads = [b'{"choices":[]}', b'{"usage":{"completion_tokens":2}}', b'{"usage":{"completion_tokens":1}}']
+    assert usage_of_stream(Api.CHAT, payloads) == Usage(output_tokens=2)
+    assert usage_of_stream(Api.CHAT, []) == Usage()
+
+
+# --- errors ---
+
+
+def test_the_table_lists_every_error_that_is_raised_for_a_client() -> None:
+    def below(kind: type[RouterError]) -> set[type[RouterError]]:
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    assert below(RouterError) - {RouterError} == set(HTTP_STATUS)
+
+
+def test_what_the_table_does_not_list_is_our_fault_and_shows_nothing_of_it() -> None:
+    assert http_status(ValueError("secret")) == 500
+    body = json.loads(error_body(ValueError("secret"), ErrorShape.OPENAI))
+    assert "secret" not in body["error"]["message"]
+    assert body["error"]["type"] == "server_error"
+
+
+def test_error_objects_of_both_apis() -> None:
+    error = UnknownModelError("no such model")
+    openai = {"message": "no such model", "type": "invalid_request_error", "param": None, "code": "model_not_found"}
+    assert json.loads(error_body(error, ErrorShape.OPENAI)) == {"error": openai}
+    assert json.loads(error_body(error, ErrorShape.SGLANG)) == {"error": {"message": "no such model"}}
+    assert error_event(error, ErrorShape.SGLANG) == b'data: {"error":{"message":"no such model"}}\n\n'
+    assert (http_status(BodyTooLargeError("x")), http_status(UpstreamTimeoutError("x"))) == (413, 504)
+
+
+@pytest.mark.parametrize(("retry_after_s", "header"), [(0.0, "1"), (0.2, "1"), (1.2, "2"), (9.7, "10")])
+def test_retry_after_is_whole_seconds(retry_after_s: float, header: str) -> None:
+    assert error_headers(OverloadedError("x", retry_after_s=retry_after_s)) == {"Retry-After": header}
+
+
+# --- forms ---
+
+
+def test_namespaces_of_forms() -> None:
+    cases: list[tuple[Mapping[str, object], Namespace]] = [
+        ({"model": "a/b:c"}, Namespace(model="a/b", lora_adapter="c")),
+        ({"model": "a/b", "lora_path": "x"}, Namespace(model="a/b", lora_adapter="x")),
+        ({"model": "default", "cache_salt": "s"}, Namespace(model="a/b", cache_salt="s")),
+        ({"cache_salt": "s", "extra_key": "k"}, Namespace(model="a/b", cache_salt="sk")),
+        ({"extra_key": ["k", "l"], "lora_path": [None, "x"]}, Namespace(model="a/b", cache_salt="k")),
+        ({"cache_salt": "", "lora_path": ""}, Namespace(model="a/b")),
+    ]
+    for body, namespace in cases:
+        assert parse_form(Api.COMPLETIONS, {"prompt": "x", **body}, model="a/b").namespace == namespace
+
+
+def test_sequences_are_prompts_times_n() -> None:
+    form = parse_form(Api.COMPLETIONS, {"prompt": ["a", "b", "c"], "n": 2, "max_tokens": 4}, model="m")
+    assert (form.sequences, len(form.further), form.max_output_tokens) == (6, 2, 4)
+    body: Mapping[str, object] = {"text": ["a", "b"], "sampling_params": {"n": 3, "max_new_tokens": 0}}
+    form = parse_form(Api.GENERATE, body, model="m")
+    assert (form.sequences, form.max_output_tokens) == (6, 0)
+    body = {"messages": [{"role": "user"}], "max_tokens": 9, "max_completion_tokens": 5}
+    assert parse_form(Api.CHAT, body, model="m").max_output_tokens == 5
+
+
+# --- prompts ---
+
+HASHER = ChainHasher(b"k" * 32, 16)
+
+
+def reader() -> PromptReader:
+    return PromptReader(hasher=HASHER, executor=ThreadPoolExecutor(1), tokenizer=None)
+
+
+@given(a=st.text(), b=st.text(), c=st.text())
+def test_texts_with_a_common_prefix_give_tokens_with_a_common_prefix(a: str, b: str, c: str) -> None:
+    first, second = (text_as_tokens((a + end).encode("utf-8", "replace")).tolist() for end in (b, c))
+    common = len(a.encode("utf-8", "replace")) // 4
+    assert first[:common] == second[:common]
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=6))
+def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter(texts: list[str]) -> None:
+    messages = [{"role": "user", "content": t.encode("utf-8", "ignore").decode()} for t in texts]
+    whole = text_of(ChatPrompt(body={"messages": messages}))
+    for turns in range(1, len(messages)):
+        assert whole.startswith(text_of(ChatPrompt(body={"messages": messages[:turns]})))
+
+
+def test_other_prompts_of_a_list_are_weighed() -> None:
+    ids = parse_form(Api.COMPLETIONS, {"prompt": [[1] * 20, [2] * 30]}, model="m")
+    read = reader().read_now(ids)
+    assert (read.prompt_tokens, read.further_prompt_tokens, read.exact, len(read.blocks)) == (20, 30, True, 1)
+    texts = reader().read_now(parse_form(Api.COMPLETIONS, {"prompt": ["x" * 40, "y" * 80]}, model="m"))
+    assert (texts.prompt_tokens, texts.further_prompt_tokens, texts.exact) == (10, 20, False)
+    empty = reader().read_now(parse_form(Api.COMPLETIONS, {"prompt": ["", "y" * 80]}, model="m"))
+    assert (empty.prompt_tokens, empty.further_prompt_tokens, empty.blocks) == (1, 20, [])
+
+
+def test_guessed_text_never_matches_token_ids() -> None:
+    text = parse_form(Api.COMPLETIONS, {"prompt": "abcd" * 16}, model="m")
+    ids = parse_form(Api.COMPLETIONS, {"prompt": text_as_tokens(b"abcd" * 16).tolist()}, model="m")
+    assert reader().read_now(text).blocks != reader().read_now(ids).blocks
+
+
+class RefusingTokenizer:
+    """A template that takes nothing."""
+
+    fingerprint = "f"
+
+    def encode_prompt(self, text: str) -> Sequence[int]:
+        return [1] * len(text)
+
+    def encode_chat(self, body: Mapping[str, object]) -> Sequence[int]:
+        raise ValueError("no system role, please")
+
+
+def test_a_chat_that_the_template_refuses_is_routed_by_its_text() -> None:
+    form = parse_form(Api.CHAT, {"messages": [{"role": "system", "content": "x" * 400}]}, model="m")
+    tokenizing = PromptReader(hasher=HASHER, executor=ThreadPoolExecutor(1), tokenizer=RefusingTokenizer())
+    read = tokenizing.read_now(form)
+    assert not read.exact
+    assert read.prompt_tokens > 100
+
+
+def test_a_rank_is_added_as_the_last_field() -> None:
+    for body in (b'{"text":"x"}', b' {"text":"x" } \n', b'{"text":"x","routed_dp_rank":9}'):
+        pinned = pinned_to_rank(body, 3)
+        assert json.loads(pinned) == {"text": "x", "routed_dp_rank": 3}
+        assert pinned.startswith(body.rstrip()[:-1])
+    assert pinned_to_rank(b"{ }", 1) == b'{ "routed_dp_rank":1}'
+
+
+# --- guesses ---
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10_000), st.integers(1, 12))
+def test_guesses_are_bounded_and_prefix_closed(seed: int, capacity: int) -> None:
+    """Against the definition: the newest chains, cut to the capacity by dropping what is oldest and has no child."""
+    rng = random.Random(seed)
+    cache, worker = GuessedCache(), WorkerId("w/0")
+    parent: dict[int, int] = {}
+    last_used: dict[int, int] = {}
+    for step in range(30):
+        chain = [1]
+        for _ in range(rng.randrange(6)):
+            chain.append(chain[-1] * 3 + rng.randrange(3))
+        chain = chain[:capacity]
+        parent.update(zip(chain[1:], chain, strict=False))
+        for block in chain:
+            last_used[block] = step
+        while len(last_used) > capacity:
+            leaves = [b for b in last_used if not any(parent.get(o) == b for o in last_used)]
+            del last_used[min(leaves, key=lambda b: last_used[b])]
+        cache.served(worker, chain, capacity_blocks=capacity)
+        assert cache.count(worker) == len(last_used)
+        assert cache.match(chain).get(worker, 0) == len(chain)
+        for block in [b for b in parent if cache.match([b])]:
+            assert cache.match([parent[block]])
+
+
+def test_the_longer_of_both_views_counts() -> None:
+    exact, guessed = PrefixIndex(), GuessedCache()
+    cache = PoolCache(exact=exact, guessed=guessed)
+    a, b = WorkerId("a/0"), WorkerId("b/0")
+    exact.add(a, [1])
+    assert cache.match([1, 2, 3]) == {a: 1}
+    guessed.served(a, [1, 2], capacity_blocks=9)
+    guessed.served(b, [1, 2, 3], capacity_blocks=9)
+    exact.add(b, [1])
+    assert cache.match([1, 2, 3]) == {a: 2, b: 3}
+    assert (cache.count(a), cache.count(b), len(guessed)) == (1, 1, 3)
+    guessed.drop(b)
+    assert cache.match([1, 2, 3]) == {a: 2, b: 1}
+
+
+# --- breaker ---
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_probes_in_growing_pauses() -> None:
+    breaker = Breaker(BreakerOptions(failures=3, probe_s=1.0, max_probe_s=3.0))
+    breaker.failed("a", now_s=0)
+    breaker.failed("b", now_s=0)
+    breaker.succeeded()
+    breaker.failed("c", now_s=1)
+    breaker.failed("d", now_s=2)
+    assert not breaker.is_open
+    breaker.failed("e", now_s=3)
+    assert breaker.is_open
+    assert "e" in breaker.reason
+    due = []
+    now = 3.0
+    while len(due) < 4:
+        now += 0.5
+        if breaker.probe_is_due(now_s=now):
+            due.append(now)
+            breaker.probed(healthy=False, now_s=now)
+    assert due == [4.0, 6.0, 9.0, 12.0]
+    breaker.probed(healthy=True, now_s=now)
+    assert not breaker.is_open
+    for _ in range(3):
+        breaker.failed("again", now_s=now)
+    assert not breaker.probe_is_due(now_s=now + 2.9)  # the pause is short again only after a real success
+    breaker.succeeded()
+    assert not breaker.is_open
+
+
+# --- states ---
+
+
+def facts(name: str = "w/0", **changes: Any) -> WorkerFacts:
+    values: dict[str, Any] = {
+        "worker": WorkerId(name),
+        "pod_uid": name.split("/", maxsplit=1)[0],
+        "dp_rank": 0,
+        "dp_size": 1,
+        "epoch": "e1",
+        "endpoint": f"http://{name.replace('/', '-')}:1",
+        "worker_class": "L40",
+        "capacity_tokens": 100,
+        "mirror": Mirror.EXACT,
+        "scheduler": SchedulerOptions(),
+    }
+    return WorkerFacts(**values | changes)
+
+
+def registry() -> WorkerRegistry:
+    sync = SyncOptions(heartbeat_interval_s=1, silence_s=10, gone_s=60)
+    return WorkerRegistry(sync=sync, breaker=BreakerOptions(failures=2), block_size_tokens=16)
+
+
+def vitals(*, healthy: bool = True, reason: str = "") -> Vitals:
+    return Vitals(
+        engine_healthy=healthy,
+        events_flowing=True,
+        end_to_end_verified=True,
+        reason=reason,
+        blocks=0,
+        cached_tokens=0,
+        eviction_policy="rlt",
+        eviction_proven_live=True,
+        mirror=Mirror.EXACT,
+        load=None,
+    )
+
+
+def test_a_worker_is_silent_only_after_the_limit() -> None:
+    workers = registry()
+    worker = workers.introduce(facts(), now_s=0)
+    worker.synced = True
+    changes = [(now, change.new) for now in (0, 9.9, 10, 30, 59.9, 60, 61) for change in workers.refresh(now_s=now)]
+    assert changes == [(0, WorkerState.LIVE), (10, WorkerState.SUSPECT), (60, WorkerState.GONE)]
+    assert len(workers) == 0
+
+
+def test_the_state_follows_from_the_facts_in_their_order() -> None:
+    workers = registry()
+    worker = workers.introduce(facts(), now_s=0)
+
+    def state(now_s: float = 1) -> tuple[str, str]:
+        workers.refresh(now_s=now_s)
+        return worker.state.value, worker.reason
+
+    assert state() == ("syncing", "waits for its snapshot")
+    worker.synced = True
+    assert state() == ("live", "")
+    worker.vitals = vitals(reason="gap in the events")
+    assert state() == ("live", "gap in the events")
+    worker.vitals = vitals(healthy=False)
+    assert state() == ("suspect", "its engine is not healthy")
+    worker.breaker.failed("boom", now_s=1)
+    worker.breaker.failed("boom", now_s=1)
+    assert state()[1] == "2 attempts in a row failed, the last one: boom"
+    worker.draining = "draining: rollout"
+    assert state() == ("draining", "draining: rollout")
+    worker.left = "its address has changed hands"
+    assert state() == ("gone", "its address has changed hands")
+
+
+def test_the_same_epoch_keeps_what_is_known_and_a_new_one_does_not() -> None:
+    workers = registry()
+    worker = workers.introduce(facts(), now_s=0)
+    worker.synced = True
+    workers.refresh(now_s=0)
+    assert workers.introduce(facts(), now_s=5) is worker
+    assert worker.heard_s == 5
+    fresh = workers.introduce(facts(epoch="e2"), now_s=6)
+    assert fresh is not worker
+    assert (fresh.state, fresh.restarted, fresh.synced) == (WorkerState.SYNCING, True, False)
+
+
+def test_an_address_has_one_owner_per_rank() -> None:
+    workers = registry()
+    workers.introduce(facts("a/0", endpoint="http://x:1"), now_s=0)
+    same = facts("b/0", endpoint="http://x:1")
+    other_rank = facts("a/1", endpoint="http://x:1", dp_rank=1, dp_size=2)
+    assert [w.facts.worker for w in workers.sharing_endpoint(same)] == ["a/0"]
+    assert list(workers.sharing_endpoint(other_rank)) == []
+    assert list(workers.sharing_endpoint(facts("a/0", endpoint="http://x:1"))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"endpoint": "x:1"}, "http://host:port, got 'x:1'"),
+        ({"capacity_tokens": 0}, "capacity_tokens of w/0 must be at least 1, got 0"),
+        ({"dp_rank": 2, "dp_size": 2}, "dp_rank 2 of w/0 must be below dp_size 2"),
+    ],
+)
+def test_facts_that_make_no_sense_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        facts(**changes)
+
+
+# --- agreement ---
+
+
+def observed(reports: Sequence[int], *, matched: int = 640, credited: int = 640) -> Agreement:
+    agreement = Agreement(block_size_tokens=64)
+    for reported in reports:
+        agreement.observe(
+            matched_tokens=matched, credited_tokens=credited, reported_tokens=reported, prompt_tokens=1000
+        )
+    return agreement
+
+
+def test_few_disagreements_are_no_mismatch_and_many_are() -> None:
+    assert not observed([0] * 19).is_mismatched
+    assert observed([0] * 20).is_mismatched
+    assert not observed([0] * 5 + [640] * 60).is_mismatched
+    assert observed([640] * 60 + [0] * 60).is_mismatched
+
+
+def test_part_of_a_block_and_in_flight_credit_are_no_disagreement() -> None:
+    assert observed([703, 577, 640] * 20).disagreement == 0
+    assert observed([900] * 60, credited=900).disagreement == 0
+    assert observed([900] * 60).is_mismatched
+
+
+# --- options ---
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: TimeLimits(idle_s=0), "idle_s must be positive, got 0"),
+        (lambda: SizeLimits(max_body_bytes=0), "max_body_bytes must be positive"),
+        (lambda: SizeLimits(max_header_bytes=10), "max_header_bytes must be at least 1024, got 10"),
+        (lambda: SizeLimits(decision_header_bytes=1), "decision_header_bytes must be at least 256"),
+        (lambda: SyncOptions(silence_s=5, gone_s=5), "gone_s 5 must exceed silence_s 5"),
+        (lambda: SyncOptions(silence_s=1, heartbeat_interval_s=2), "must exceed heartbeat_interval_s"),
+        (lambda: BreakerOptions(probe_s=9, max_probe_s=3), "max_probe_s 3 must be at least probe_s 9"),
+        (lambda: RoutingOptions(audit_every=-1), "audit_every must not be negative, got -1"),
+        (lambda: RoutingOptions(kept_decisions=0), "kept_decisions must be at least 1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_a_prompt_of_text_is_its_bytes() -> None:
+    assert text_of(TextPrompt(text="é\ud800")) == "é?".encode()
