@@ -75,7 +75,7 @@ class FakeRouter(sync_pb2_grpc.WorkerSyncServicer):
 
     async def start(self) -> None:
         """Serve; the first time on a free port, later on the same."""
-        options = [("grpc.http2.min_recv_ping_interval_without_data_ms", 1000), ("grpc.so_reuseport", 0)]
+        options = [("grpc.http2.min_ping_interval_without_data_ms", 1000), ("grpc.so_reuseport", 0)]
         self._server = grpc.aio.server(options=options)
         sync_pb2_grpc.add_WorkerSyncServicer_to_server(self, self._server)
         place = f"127.0.0.1:{self.port}"

@@ -59,6 +59,12 @@ def test_the_environment_gives_what_the_command_line_does_not(tmp_path: Path) ->
     assert settings.require_eviction == "rlt"
 
 
+def test_a_key_file_may_hold_raw_bytes(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(bytes(range(128, 160)))
+    settings = _settings([*_LEAST[:4], "--hash-key-file", str(tmp_path / "raw")])
+    assert settings.hash_key == bytes(range(128, 160))
+
+
 def test_secrets_are_not_shown() -> None:
     assert _KEY not in repr(_settings(_LEAST))
     assert "s3cret" not in repr(_settings([*_LEAST, "--join-token", "s3cret", "--drain-token", "s3cret"]))
@@ -82,6 +88,8 @@ def test_secrets_are_not_shown() -> None:
         ([*_LEAST, "--flush-interval-ms", "5000"], "outside 0.001..1 s"),
         ([*_LEAST, "--router-private-key", __file__], "given together"),
         ([*_LEAST, "--router-private-key", __file__, "--router-certificate", __file__], "routers' CA"),
+        ([*_LEAST, "--pod-uid", "a/b"], "without '/'"),
+        ([*_LEAST, "--join-token", ""], "join token is empty"),
         ([*_LEAST, "--http-port", "70000"], "outside 0..65535"),
     ],
 )

@@ -36,7 +36,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--model", default="", help="Default: the name under which the engine serves it.")
 @click.option("--block-size", default=64, help="Tokens of a routing block, 16..128; equal in the whole pool.")
-@click.option("--hash-key-file", type=_FILE, help="File with the pool's hash key in hex.")
+@click.option(
+    "--hash-key-file", type=_FILE, help="File with the pool's hash key: 32 to 128 hex digits or 16 to 64 raw bytes."
+)
 @click.option("--hash-key", default=None, help="The pool's hash key in hex; prefer the file or the environment.")
 @click.option("--gpu-class", default="", help="L40, L40S, H200 ...: selects the prior of the service time.")
 @click.option("--tokenizer-fingerprint", default="", help="Of the model's tokenizer, to be compared by the routers.")
@@ -119,8 +121,14 @@ def settings_from(**options: Any) -> Settings:
     )
 
 
-def _hash_key(file: Path | None, text: str | None) -> bytes:
-    digits = _secret(file, text)
+def _hash_key(file: Path | None, digits: str | None) -> bytes:
+    """A file holds hex digits or else the raw bytes, as at the router; an option or a variable only digits."""
+    if file is not None:
+        content = file.read_bytes()
+        try:
+            return bytes.fromhex(content.decode("ascii").strip())
+        except ValueError:
+            return content
     if digits is None:
         raise ValueError("the pool's hash key is missing: give --hash-key-file or KVROUTING_SIDECAR_HASH_KEY")
     try:

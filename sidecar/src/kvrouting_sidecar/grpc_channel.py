@@ -34,6 +34,8 @@ class RouterCredentials:
     private_key: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.join_token == "":
+            raise ValueError("the join token is empty: leave it out, or give one")
         if (self.certificate is None) != (self.private_key is None):
             raise ValueError("a client certificate and its private key are given together or not at all")
         if self.certificate is not None and self.ca is None:

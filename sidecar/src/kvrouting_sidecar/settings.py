@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from kvrouting_core.blocks import routing_block_size
+from kvrouting_core.identity import WorkerIdentity
 from kvrouting_sidecar.grpc_channel import RouterCredentials
 from kvrouting_sidecar.grpc_conversation import StreamTimes
 from kvrouting_sidecar.rank_follower import FollowerTimes
@@ -73,6 +74,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         routing_block_size(self.block_size_tokens)
+        WorkerIdentity(pool=self.pool, pod_uid=self.pod_uid, dp_rank=0)
         if not 16 <= len(self.hash_key) <= 64:
             raise ValueError(f"the hash key has {len(self.hash_key)} bytes, not 16..64: give 32..128 hex digits")
         for name, url in (("engine URL", self.engine_url), ("advertised endpoint", self.advertise_endpoint)):
