@@ -15,8 +15,10 @@ from tests.router.router_under_test import RouterUnderTest, chat, running_router
 async def read_until_and_leave(router: RouterUnderTest, mark: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", router.router.http_port)
     body = json.dumps(chat(stream=True)).encode()
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-    await reader.readuntil(mark)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    async with asyncio.timeout(10):
+        await reader.readuntil(mark)
     writer.transport.abort()
 
 
