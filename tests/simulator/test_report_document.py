@@ -30,8 +30,9 @@ def sample() -> Report:
         runs=(
             run("cache_aware + lru", random_records(1), marks=MARKS, goodput_ttft_ms=200),
             run("lbgr + rlt", random_records(2), marks=MARKS, goodput_ttft_ms=200),
+            run("lbgr + rlt (virtual)", random_records(3), goodput_ttft_ms=200),
         ),
-        pairs=(("lbgr + rlt", "cache_aware + lru"),),
+        pairs=(("lbgr + rlt", "lbgr + rlt (virtual)"),),
     )
 
 
@@ -93,11 +94,16 @@ def test_joined_reports_keep_every_run_under_a_name_of_its_own() -> None:
     assert all(r.records == report.runs[0].records for r in joined.runs)
 
 
-def test_the_page_shows_exactly_the_figures_of_the_file(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def page() -> str:
+    """Drawing takes a second."""
+    return render_page(sample())
+
+
+def test_the_page_shows_exactly_the_figures_of_the_file(tmp_path: Path, page: str) -> None:
     save_report(sample(), tmp_path / "report.json")
-    save_page(sample(), tmp_path / "report.html")
     cells = Cells()
-    cells.feed((tmp_path / "report.html").read_text())
+    cells.feed(page)
     saved = json.loads((tmp_path / "report.json").read_text())
     for shown_run in saved["runs"]:
         summary = shown_run["summary"]
@@ -110,17 +116,16 @@ def test_the_page_shows_exactly_the_figures_of_the_file(tmp_path: Path) -> None:
                 assert summary[distribution][figure] in cells.values
 
 
-def test_the_page_needs_nothing_but_itself() -> None:
+def test_the_page_needs_nothing_but_itself(page: str) -> None:
     cells = Cells()
-    cells.feed(render_page(sample()))
+    cells.feed(page)
     assert len(cells.fetched) == 4
     assert all(source.startswith("data:image/svg+xml;base64,") for source in cells.fetched)
     assert not {"script", "link", "iframe"} & set(cells.tags)
     assert cells.tags.count("img") == 4
 
 
-def test_the_page_escapes_what_it_is_given() -> None:
-    page = render_page(sample())
+def test_the_page_escapes_what_it_is_given(page: str) -> None:
     assert "Two &lt;policies&gt; &amp; one pool" in page
     assert "<policies>" not in page
 
@@ -137,8 +142,16 @@ def test_kill_and_return_are_drawn() -> None:
         assert "#2e7d32" in after[title]
 
 
-def test_the_same_runs_give_the_same_page() -> None:
-    assert render_page(sample()) == render_page(sample())
+def test_the_same_report_gives_the_same_page(tmp_path: Path, page: str) -> None:
+    save_page(sample(), tmp_path / "deep" / "report.html")
+    assert (tmp_path / "deep" / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_expected_runs_stand_beside_their_measured_ones_only(page: str) -> None:
+    assert [r.name for r in sample().compared] == ["cache_aware + lru", "lbgr + rlt"]
+    agreement = page[page.index("<h2>Agreement</h2>") : page.index("<h2>Notes</h2>")]
+    assert "lbgr + rlt (virtual)" in agreement
+    assert "lbgr + rlt (virtual)" not in page[: page.index("<h2>Agreement</h2>")]
 
 
 def test_a_run_in_which_nothing_completed_still_has_a_page() -> None:
@@ -172,11 +185,13 @@ def test_the_terminal_shows_runs_ratios_and_troubles() -> None:
         console.print(comparison_table(report))
         console.print(agreement_table(report))
     text = captured.get()
-    row = next(r for r in comparison_rows(report.runs) if r.label == "latency P95")
+    row = next(r for r in comparison_rows(report.compared) if r.label == "latency P95")
     assert row.text(0) in text
     assert row.text(1) in text
     assert f"{row.ratio(1):.2f}" in text
     assert "times better than cache_aware + lru" in text
+    virtual = next(d for d in differences(*report.runs[1:]) if d.label == "latency P95")
+    assert f"{virtual.percent:+.1f}" in text
     lines = trouble_lines(report)
     failed = report.runs[0].summary.failures["connection"]
     assert f"cache_aware + lru: {failed} × connection" in lines

@@ -22,27 +22,34 @@ def cpu_s(pid: int) -> float | None:
 
 
 class CpuMeter:
-    """Shares of one core by kind of process since it was made. A process that restarts counts with its last life."""
+    """Shares of one core by kind of process since it was made."""
 
     def __init__(self, groups: Mapping[str, Sequence[ManagedProcess]]) -> None:
         self._groups = groups
         self._start_s = time.monotonic()
         self._own_start_s = time.process_time()
-        self._before = {name: self._total_s(processes) for name, processes in groups.items()}
+        self._last_s: dict[tuple[str, int], float] = {}
+        self._first_s: dict[tuple[str, int], float] = {}
+        self.look()
+        self._first_s = dict(self._last_s)
+
+    def look(self) -> None:
+        """Notes the present times; to be called before a process is ended, or its last stretch is not counted."""
+        for group, processes in self._groups.items():
+            for process in processes:
+                used_s = cpu_s(process.pid) if process.is_running else None
+                if used_s is not None:
+                    self._last_s[group, process.pid] = used_s
 
     def percents(self) -> Mapping[str, float]:
         """Percent of one core by group, and `client` for this process; empty where the system does not tell."""
+        self.look()
+        if not self._last_s:
+            return {}
         elapsed_s = time.monotonic() - self._start_s
-        shares: dict[str, float] = {}
-        for name, processes in self._groups.items():
-            before, now = self._before[name], self._total_s(processes)
-            if before is None or now is None:
-                return {}
-            shares[name] = 100 * (now - before) / elapsed_s
+        shares = dict.fromkeys(self._groups, 0.0)
+        for key, used_s in self._last_s.items():
+            # A process that came later began with nothing.
+            shares[key[0]] += 100 * (used_s - self._first_s.get(key, 0.0)) / elapsed_s
         shares["client"] = 100 * (time.process_time() - self._own_start_s) / elapsed_s
         return shares
-
-    @staticmethod
-    def _total_s(processes: Sequence[ManagedProcess]) -> float | None:
-        times = [cpu_s(process.pid) for process in processes if process.is_running]
-        return None if any(t is None for t in times) else sum(t for t in times if t is not None)

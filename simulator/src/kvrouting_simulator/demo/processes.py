@@ -77,7 +77,8 @@ class ManagedProcess:
             raise RuntimeError(f"{self.spec.name} runs already (pid {self.pid})")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._expected_to_end = False
-        with self.log_path.open("ab") as log:
+        # A new object is a new story: the log of an earlier run would only mislead.
+        with self.log_path.open("wb" if self._process is None else "ab") as log:
             self._read_from = log.tell()
             self._process = await self._spawn(log)
 

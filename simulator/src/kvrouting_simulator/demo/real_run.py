@@ -48,7 +48,7 @@ async def run_setup(scenario: DemoScenario, setup: Setup, *, folder: Path, conso
     async with Cluster(plan, folder=folder) as pool:
         meter = CpuMeter({"engines": pool.engines, "sidecars": pool.sidecars, "router": pool.routers})
         course = _Course(started=asyncio.get_running_loop().create_future())
-        records = await _drive(pool, scenario, setup, course, console)
+        records = await _drive(pool, scenario, setup, course, meter, console)
         shares = meter.percents()
     summary = summarise(
         records,
@@ -73,7 +73,7 @@ async def run_setup(scenario: DemoScenario, setup: Setup, *, folder: Path, conso
 
 
 async def _drive(
-    pool: Cluster, scenario: DemoScenario, setup: Setup, course: _Course, console: Console
+    pool: Cluster, scenario: DemoScenario, setup: Setup, course: _Course, meter: CpuMeter, console: Console
 ) -> tuple[RequestRecord, ...]:
     workload = scenario.gsp.workload(seed=scenario.seed)
     target = Target(url=pool.router_url, api=build_api("generate", model="default"))
@@ -85,10 +85,10 @@ async def _drive(
             progress=progress,
             on_start=course.started.set_result,
         )
-        return await in_company(driving, pool.watch(), _hurt(pool, scenario.hurt, course))
+        return await in_company(driving, pool.watch(), _hurt(pool, scenario.hurt, course, before_kill=meter.look))
 
 
-async def _hurt(pool: Cluster, hurt: Hurt, course: _Course) -> None:
+async def _hurt(pool: Cluster, hurt: Hurt, course: _Course, *, before_kill: Callable[[], None]) -> None:
     generator = await course.started
     worker = worker_id(hurt.worker)
 
@@ -96,6 +96,7 @@ async def _hurt(pool: Cluster, hurt: Hurt, course: _Course) -> None:
         course.marks.append(PoolMark(at_ms=generator.now_ms, kind=kind, worker=worker))
 
     await _sleep_until(hurt.killed_ms, lambda: generator.now_ms)
+    before_kill()
     course.in_flight_at_kill = int((await pool.workers())[worker]["in_flight"])
     mark("killed")
     await pool.kill_engine(hurt.worker)

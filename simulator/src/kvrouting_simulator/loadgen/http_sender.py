@@ -129,15 +129,20 @@ class HttpSender:
 
 
 async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of each server-sent event up to `[DONE]`. Raises: StreamCutError if that never comes."""
+    """The data of each server-sent event up to `[DONE]`; reads to the end, so that the connection can be used again.
+
+    Raises: StreamCutError if the end mark never comes.
+    """
+    done = False
     async for line in stream:
-        if not line.startswith(_DATA):
+        if done or not line.startswith(_DATA):
             continue
         data = line[len(_DATA) :].strip()
-        if data == _DONE:
-            return
-        yield data
-    raise StreamCutError("the stream ended without [DONE]")
+        done = data == _DONE
+        if not done:
+            yield data
+    if not done:
+        raise StreamCutError("the stream ended without [DONE]")
 
 
 def worker_of(headers: Mapping[str, str]) -> str | None:

@@ -119,8 +119,11 @@ def _agreement(report: Report) -> str:
         rows = []
         for found in differences(report.run(measured), report.run(expected)):
             percent = "–" if found.percent is None else f"{found.percent:+.1f} %"
-            left, right = (f"{value:,.{found.decimals}f}" for value in (found.measured, found.expected))
-            cells = "".join(f"<td>{escape(text)}</td>" for text in (left, right, percent))
+            cells = "".join(
+                f'<td data-value="{value!r}">{value:,.{found.decimals}f}</td>'
+                for value in (found.measured, found.expected)
+            )
+            cells += f"<td>{escape(percent)}</td>"
             rows.append(f'<tr><td>{escape(found.label)}</td><td class="unit">{escape(found.unit)}</td>{cells}</tr>')
         sections.append(f"<section>{_table(['', 'unit', measured, expected, 'difference'], rows)}</section>")
     return "\n".join(["<h2>Agreement</h2>", *sections]) if sections else ""

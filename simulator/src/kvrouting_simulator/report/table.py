@@ -35,13 +35,13 @@ def agreement_table(report: Report) -> Table | None:
     table = Table(title="Agreement", caption="%: of the left against the right", caption_justify="left")
     table.add_column("")
     for measured, expected in report.pairs:
-        for heading in (measured, expected, "%"):
+        beside = expected.removeprefix(measured).strip(" ()") or expected
+        for heading in (measured, beside, "%"):
             table.add_column(heading, justify="right")
     columns = [{d.label: d for d in differences(report.run(m), report.run(e))} for m, e in report.pairs]
     for label in dict.fromkeys(label for column in columns for label in column):
         found = [column.get(label) for column in columns]
-        unit = next(d.unit for d in found if d is not None)
-        table.add_row(f"{label} [dim]{unit}[/dim]", *(cell for d in found for cell in _difference_cells(d)))
+        table.add_row(label, *(cell for d in found for cell in _difference_cells(d)))
     return table
 
 
