@@ -158,7 +158,7 @@ class IndexAgainstSets(RuleBasedStateMachine):
 
 
 TestIndexAgainstSets = IndexAgainstSets.TestCase
-TestIndexAgainstSets.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestIndexAgainstSets.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @given(st.lists(st.tuples(workers, st.integers(0, 300)), max_size=30))

@@ -241,7 +241,7 @@ def is_of_an_engine(step: Step) -> bool:
     return step.kind != "scatter"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(page_sizes, block_sizes, st.lists(steps, max_size=40))
 def test_an_exact_mirror_equals_the_slow_one_after_every_event(size: int, block_size: int, history: list[Step]) -> None:
     hasher = ChainHasher(KEY, block_size)
@@ -295,7 +295,7 @@ def snapshot_in_pieces(slow: SlowMirror, size: int, chance: random.Random) -> li
     return pieces
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from([1, 3, 16, 48]),
     st.lists(steps, min_size=5, max_size=30),
@@ -333,7 +333,7 @@ def test_a_fuzzy_snapshot_and_the_events_after_its_position_give_the_live_tree(
     check(mirror, slow, view)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(page_sizes, st.lists(steps, max_size=30), st.sets(st.integers(0, 29), max_size=3))
 def test_a_mirror_that_empties_itself_in_doubt_never_claims_too_much(
     size: int, history: list[Step], doubts: set[int]
@@ -354,7 +354,7 @@ def test_a_mirror_that_empties_itself_in_doubt_never_claims_too_much(
             assert view.blocks == present
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.sampled_from([1, 16, 48]), st.lists(steps, max_size=30))
 def test_a_page_hash_without_the_adapter_never_credits_across_adapters(size: int, history: list[Step]) -> None:
     """Two trees of one engine, whose page hashes say nothing of the adapter."""

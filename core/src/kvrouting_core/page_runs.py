@@ -87,7 +87,7 @@ class PageRun:
 
     def may_grow_at(self, index: int, page_tokens: int) -> bool:
         """Whether pages after page `index` may join this run instead of becoming a run of their own."""
-        return index == self.last and page_tokens == self.page_tokens and index not in self.children
+        return index == self.last and page_tokens == self.page_tokens
 
     def append(self, page_hashes: Sequence[int], tokens: Tokens, hasher: ChainHasher) -> None:
         """Pages after the last one. Raises: ValueError for a hash that is not a signed 64-bit number."""

@@ -63,7 +63,7 @@ class PrefixIndex:
         self._live_mask = 0
         self._retired_mask = 0
         self._next_swept_shard = 0
-        self._groups: dict[int, tuple[WorkerId, ...]] = {}  # mask → its workers, forgotten when a slot changes
+        self._groups: dict[int, tuple[WorkerId, ...]] = {}  # mask → its workers, forgotten when one goes live
 
     # --- questions ---
 
@@ -248,7 +248,6 @@ class PrefixIndex:
         return slot
 
     def _retire(self, slot: _Slot) -> None:
-        self._groups.clear()
         self._live_mask &= ~slot.bit
         if slot.blocks:
             self._retired_mask |= slot.bit
