@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
@@ -79,18 +79,23 @@ class Cluster:
         """By worker."""
         return [f"http://127.0.0.1:{ports.http}" for ports in self.engine_ports]
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> Self:
         try:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
-            for process in self.processes:
-                await process.start()
-            for process in self.processes:
-                await process.wait_for_event("listening", timeout_s=_START_LIMIT_S)
+            await self._start((*self.routers, *self.engines))
+            # A sidecar that finds no engine looks again only seconds later.
+            await self._start(self.sidecars)
             await self.wait_live(range(self.plan.engines), timeout_s=_START_LIMIT_S)
         except BaseException:
             await self._end()
             raise
         return self
+
+    async def _start(self, processes: Sequence[ManagedProcess]) -> None:
+        for process in processes:
+            await process.start()
+        for process in processes:
+            await process.wait_for_event("listening", timeout_s=_START_LIMIT_S)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
