@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from dataclasses import dataclass
 
 
@@ -20,11 +19,10 @@ _FINE = BatchFate()
 
 
 class EventFaults:
-    """Decides the fate of each batch; ordered from the event loop, asked by the publisher's thread."""
+    """Decides the fate of each batch at the moment when the scheduler publishes it."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._lock = threading.Lock()
         self._drop_batches = 0
         self._drop_probability = 0.0
         self._drop_replayable = True
@@ -33,35 +31,30 @@ class EventFaults:
 
     def drop(self, *, batches: int = 0, probability: float = 0.0, replayable: bool = True) -> None:
         """Loses the next `batches`, and each later one with `probability`; `replayable`: only live, not for replay."""
-        with self._lock:
-            self._drop_batches, self._drop_probability = batches, probability
-            self._drop_replayable = replayable
+        self._drop_batches, self._drop_probability = batches, probability
+        self._drop_replayable = replayable
 
     def duplicate(self, *, batches: int) -> None:
         """Sends the next `batches` twice."""
-        with self._lock:
-            self._duplicate_batches = batches
+        self._duplicate_batches = batches
 
     def delay(self, *, seconds: float) -> None:
         """Sends every batch so much later, in order; 0 ends it."""
-        with self._lock:
-            self._delay_s = seconds
+        self._delay_s = seconds
 
     def clear(self) -> None:
         """No faults from now on."""
-        with self._lock:
-            self._drop_batches = self._duplicate_batches = 0
-            self._drop_probability = self._delay_s = 0.0
+        self._drop_batches = self._duplicate_batches = 0
+        self._drop_probability = self._delay_s = 0.0
 
     def fate(self) -> BatchFate:
         """The fate of the next batch; counts it."""
-        with self._lock:
-            if self._loses_one():
-                return BatchFate(copies=0, replayable=self._drop_replayable, delay_s=self._delay_s)
-            if self._duplicate_batches:
-                self._duplicate_batches -= 1
-                return BatchFate(copies=2, delay_s=self._delay_s)
-            return BatchFate(delay_s=self._delay_s) if self._delay_s else _FINE
+        if self._loses_one():
+            return BatchFate(copies=0, replayable=self._drop_replayable, delay_s=self._delay_s)
+        if self._duplicate_batches:
+            self._duplicate_batches -= 1
+            return BatchFate(copies=2, delay_s=self._delay_s)
+        return BatchFate(delay_s=self._delay_s) if self._delay_s else _FINE
 
     def _loses_one(self) -> bool:
         if self._drop_batches:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
-from kvrouting_simulator.engine_process.event_faults import EventFaults
+from kvrouting_simulator.engine_process.event_faults import BatchFate, EventFaults
 from kvrouting_simulator.engine_process.kv_events import EventBatch
 
 KV_TOPIC = b"kv-events"
@@ -45,6 +45,7 @@ class PublisherLimits:
 class _Numbered:
     sequence: int
     batch: EventBatch
+    fate: BatchFate
 
 
 class _Restarted:
@@ -68,7 +69,7 @@ class EventPublisher:
         self._faults = faults
         self._queue: queue.Queue[_Numbered | _Restarted | None] = queue.Queue(limits.queue_batches)
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=limits.replay_batches)
-        self._late: deque[tuple[float, int, bytes, int, bool]] = deque()
+        self._late: deque[tuple[float, int, bytes, BatchFate]] = deque()
         self._next_sequence = 0
         self._blocked = 0
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
@@ -89,7 +90,7 @@ class EventPublisher:
 
     def publish(self, batch: EventBatch) -> None:
         """Numbers a batch and queues it; blocks while the queue is full, as SGLang's scheduler does."""
-        item = _Numbered(sequence=self._next_sequence, batch=batch)
+        item = _Numbered(sequence=self._next_sequence, batch=batch, fate=self._faults.fate())
         self._next_sequence += 1
         try:
             self._queue.put_nowait(item)
@@ -123,7 +124,7 @@ class EventPublisher:
                     self._kept.clear()
                     self._late.clear()
                 else:
-                    self._handle(item.sequence, encoder.encode(item.batch))
+                    self._handle(item.sequence, encoder.encode(item.batch), item.fate)
                 self._send_late()
         finally:
             self._publish.close(linger=0)
@@ -135,23 +136,21 @@ class EventPublisher:
             return _IDLE_WAIT_S
         return min(_IDLE_WAIT_S, max(0.0, self._late[0][0] - time.monotonic()))
 
-    def _handle(self, sequence: int, payload: bytes) -> None:
-        fate = self._faults.fate()
+    def _handle(self, sequence: int, payload: bytes, fate: BatchFate) -> None:
         if fate.delay_s or self._late:  # behind a delayed batch nothing may overtake it
-            due = time.monotonic() + fate.delay_s
-            self._late.append((due, sequence, payload, fate.copies, fate.replayable))
+            self._late.append((time.monotonic() + fate.delay_s, sequence, payload, fate))
         else:
-            self._send(sequence, payload, fate.copies, fate.replayable)
+            self._send(sequence, payload, fate)
 
     def _send_late(self) -> None:
         while self._late and self._late[0][0] <= time.monotonic():
-            _, sequence, payload, copies, replayable = self._late.popleft()
-            self._send(sequence, payload, copies, replayable)
+            _, sequence, payload, fate = self._late.popleft()
+            self._send(sequence, payload, fate)
 
-    def _send(self, sequence: int, payload: bytes, copies: int, replayable: bool) -> None:
-        for _ in range(copies):
+    def _send(self, sequence: int, payload: bytes, fate: BatchFate) -> None:
+        for _ in range(fate.copies):
             self._publish.send_multipart((KV_TOPIC, sequence.to_bytes(8, "big"), payload))
-        if replayable:
+        if fate.replayable:
             self._kept.append((sequence, payload))
 
     def _answer_replay(self) -> None:

@@ -16,6 +16,7 @@ import zmq
 from kvrouting_core.eviction import make_policy
 from kvrouting_core.eviction.rlt import RandomizedLeafTokens
 from kvrouting_core.radix_cache import RadixCache
+from kvrouting_core.radix_changes import StoredPages
 from kvrouting_core.routing.events import SchedulerOptions
 from kvrouting_core.service_time import StepTimes
 from kvrouting_simulator.engine_model import EngineLoad, EngineModel, EngineRequest, TokenProduced
@@ -23,13 +24,7 @@ from kvrouting_simulator.engine_process.engine_clock import EngineClock
 from kvrouting_simulator.engine_process.event_faults import EventFaults
 from kvrouting_simulator.engine_process.event_publisher import EventPublisher
 from kvrouting_simulator.engine_process.generation import Answer, Generation, Prompt, RequestIdInUseError
-from kvrouting_simulator.engine_process.kv_events import (
-    BlockStored,
-    EventBatch,
-    EventRecorder,
-    PageHasher,
-    stored_event,
-)
+from kvrouting_simulator.engine_process.kv_events import EventBatch, EventRecorder, PageHasher
 from kvrouting_simulator.engine_process.load_reports import HEARTBEAT_S, LoadPublisher, LoadStat
 from kvrouting_simulator.engine_process.state_socket import StateSocket
 from kvrouting_simulator.engine_process.step_loop import StepLog, StepLoop
@@ -366,10 +361,10 @@ class Rank:
             live["phase"] = self._policy.phase
         return {**live, "evicted_tokens": self.evicted_tokens}
 
-    def snapshot(self) -> tuple[str, int, Sequence[BlockStored]]:
-        """Epoch, number of the next batch and the whole tree, one event a node.
+    def snapshot(self) -> tuple[str, int, Sequence[StoredPages]]:
+        """Epoch, number of the next batch and the whole tree, node by node.
 
         What changed since the last batch is in the snapshot and again in the next batch: no harm, the last event
         of a page decides.
         """
-        return self.epoch, self._published.sequence, [stored_event(p) for p in self._cache.snapshot()]
+        return self.epoch, self._published.sequence, list(self._cache.snapshot())

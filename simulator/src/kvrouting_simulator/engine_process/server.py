@@ -137,18 +137,19 @@ class EngineServer:
             handler_cancellation=True,
             shutdown_timeout=options.shutdown_s,
         )
+        stop = asyncio.Event()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
         await runner.setup()
         await web.SockSite(runner, http).start()
         for fault in options.faults:
             misbehaviour.order(fault)
         _announce(http_port, ports)
-        await self._serve(ranks, runner, admin)
+        await self._serve(ranks, runner, admin, stop)
 
-    async def _serve(self, ranks: Sequence[Rank], runner: web.AppRunner, admin: AdminHandlers) -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signal_number, stop.set)
+    async def _serve(
+        self, ranks: Sequence[Rank], runner: web.AppRunner, admin: AdminHandlers, stop: asyncio.Event
+    ) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(rank.run()) for rank in ranks]
             await stop.wait()

@@ -11,11 +11,12 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from kvrouting_simulator.engine_process.kv_events import BlockStored
+from kvrouting_core.radix_changes import StoredPages
+from kvrouting_simulator.engine_process.kv_events import BlockStored, stored_event
 
 VERSION = 1
-# About 1 ms to encode, and a message of some 200 kB.
-_CHUNK_PAGES = 16_384
+# Between two chunks the engine steps: a chunk takes about 1 ms to make, and is a message of some 120 kB.
+_CHUNK_PAGES = 8192
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ class StateSource(Protocol):
     def state(self) -> Mapping[str, Any]:
         """The body of the answer to `state`, without version and end."""
 
-    def snapshot(self) -> tuple[str, int, Sequence[BlockStored]]:
-        """Epoch, number of the next event batch, and an event for each node of the tree."""
+    def snapshot(self) -> tuple[str, int, Sequence[StoredPages]]:
+        """Epoch, number of the next event batch, and the pages of each node of the tree."""
 
 
 class StateSocket:
@@ -66,8 +67,8 @@ class StateSocket:
         if op == "state":
             yield {"version": VERSION, "end": True, **self._source.state()}
         elif op == "snapshot":
-            epoch, position, events = self._source.snapshot()
-            for chunk in _chunks(events):
+            epoch, position, nodes = self._source.snapshot()
+            for chunk in _chunks(nodes):
                 yield {"epoch": epoch, "position": position, "events": chunk}
             yield {"epoch": epoch, "position": position, "events": [], "end": True}
         else:
@@ -82,14 +83,15 @@ def _op(request: bytes) -> object:
     return body.get("op") if isinstance(body, dict) else None
 
 
-def _chunks(events: Sequence[BlockStored]) -> Iterator[Sequence[BlockStored]]:
+def _chunks(nodes: Sequence[StoredPages]) -> Iterator[Sequence[BlockStored]]:
+    """Events of whole nodes; they are made when their chunk is due, not all at once."""
     chunk: list[BlockStored] = []
     pages = 0
-    for event in events:
-        if chunk and pages + len(event.block_hashes) > _CHUNK_PAGES:
+    for node in nodes:
+        if chunk and pages + len(node.hashes) > _CHUNK_PAGES:
             yield chunk
             chunk, pages = [], 0
-        chunk.append(event)
-        pages += len(event.block_hashes)
+        chunk.append(stored_event(node))
+        pages += len(node.hashes)
     if chunk:
         yield chunk
