@@ -120,6 +120,7 @@ def batch_histories(draw: st.DrawFn) -> list[Batch]:
     return history
 
 
+@settings(deadline=None)
 @given(batch_histories())
 def test_batches_are_applied_in_order_and_never_across_an_announced_restart(history: list[Batch]) -> None:
     order = started(epoch="0")
@@ -142,6 +143,7 @@ def test_batches_are_applied_in_order_and_never_across_an_announced_restart(hist
         assert {b.epoch for b in applied} <= {believed}
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(0, 30))
 def test_an_unannounced_restart_is_noticed_as_soon_as_a_number_goes_back(lost: list[int], length: int) -> None:
     """Without an epoch: no batch of the new process is applied that does not continue the old numbers upwards."""
@@ -330,7 +332,7 @@ def network_histories(draw: st.DrawFn) -> list[Sent]:
     return [message for _, _, message in sorted(arrivals, key=lambda arrival: arrival[:2])]
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(network_histories())
 def test_no_network_makes_a_router_apply_out_of_order_or_from_a_dead_epoch(history: list[Sent]) -> None:
     order = SyncOrder()

@@ -161,6 +161,7 @@ TestIndexAgainstSets = IndexAgainstSets.TestCase
 TestIndexAgainstSets.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(workers, st.integers(0, 300)), max_size=30))
 def test_bisection_finds_every_depth_of_a_long_prompt(depths: list[tuple[WorkerId, int]]) -> None:
     prompt = [block(i) for i in range(300)]
