@@ -254,3 +254,35 @@ async def test_a_stopped_reader_does_not_hold_a_single_step_up() -> None:
     assert steps["steps"] > before + 20
     assert steps["blocked_event_batches"] == 0, "no batch waited for a place in the queue"
     assert state["sequence"] > number + 20, "far more than the reader's high-water mark"
+
+
+async def test_clients_that_leave_at_random_cost_no_slot_and_no_event() -> None:
+    options = ("--capacity-tokens", "5000", "--page-size", "4", "--enable-mixed-chunk", "--max-running-requests", "6")
+    rng = random.Random(4)
+
+    async def one(engine: Engine, number: int) -> None:
+        prompt = [rng.randrange(40) for _ in range(rng.randrange(1, 900))]
+        length = rng.randrange(1, 150)
+        if number % 2:
+            body = {"prompt": prompt, "max_tokens": length, "stream": True, "n": rng.choice([1, 2])}
+            task = asyncio.create_task(engine.stream("/v1/completions", body))
+        else:
+            task = asyncio.create_task(engine.generate(input_ids=prompt, sampling_params={"max_new_tokens": length}))
+        if rng.random() < 0.5:
+            await asyncio.sleep(rng.random() * 0.2)
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async with running_engine(*options, "--chunked-prefill-size", "256") as engine:
+        for _ in range(3):
+            await asyncio.gather(*(one(engine, number) for number in range(30)))
+            await engine.until_idle()
+            assert (await engine.loads())["num_used_tokens"] == 0
+        (state,) = await ask_state(engine.ports["state"], "state")
+        pages: set[int] = set()
+        with connected(zmq.DEALER, engine.ports["replay"]) as socket:
+            await socket.send_multipart([b"", struct.pack(">Q", 0)])
+            while (frames := await asyncio.wait_for(socket.recv_multipart(), 10))[2] != b"\xff" * 8:
+                apply_events(pages, msgspec.msgpack.decode(frames[3])[1])
+    assert state["eviction"]["evicted_tokens"] > 0
+    assert (len(pages), digest(pages)) == (state["pages"], state["digest"])
