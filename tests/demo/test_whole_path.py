@@ -26,7 +26,8 @@ PROMPT = list(range(1, 1001))
 
 
 def nothing_runs(pool: Cluster) -> bool:
-    return not any(process.is_running or psutil.pid_exists(process.pid) for process in pool.processes)
+    started = [process for process in pool.processes if process.exit_code is not None or process.is_running]
+    return not any(process.is_running or psutil.pid_exists(process.pid) for process in started)
 
 
 async def test_a_prefix_that_was_served_is_found_again_and_named(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from kvrouting_simulator.demo.virtual_run import virtual_setup
 from kvrouting_simulator.report import Report, Run, save_report
 from kvrouting_simulator.report.table import agreement_table, comparison_table, trouble_lines
 
+_INTERRUPTED = 130  # as shells report an interrupt
 _EXPECTED_ERRORS = (ProcessFailedError, PoolNotLiveError, NoFreePortsError)
 
 
@@ -50,6 +51,9 @@ def demo(out: Path, requests: int | None, seed: int, *, virtual: bool) -> None:
         runs = asyncio.run(_real_runs(scenario, out, console))
     except _EXPECTED_ERRORS as error:
         raise click.ClickException(str(error)) from error
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("interrupted; all processes have ended")
+        raise SystemExit(_INTERRUPTED) from None
     report = _report(scenario, runs, console, virtual=virtual)
     _show(report, out, console)
     console.print(f"took {time.monotonic() - start_s:.0f} s; all processes have ended", highlight=False)
