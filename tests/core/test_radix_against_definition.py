@@ -190,6 +190,7 @@ class Histories(RuleBasedStateMachine):
         """
         if self.policy_name == "rlt":
             assert self.definition.marked <= set(self.definition.pages)
+            assert self.policy.marked_pages == len(self.definition.marked)
 
 
 TestHistories = Histories.TestCase

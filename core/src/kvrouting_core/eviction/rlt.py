@@ -43,6 +43,7 @@ class RandomizedLeafTokens(EvictionPolicy[MarkedRecord]):
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._phase = 1
+        self._marked_pages = 0
         self._unmarked: TailPool[MarkedRecord] = TailPool()
         self._marked: TailPool[MarkedRecord] = TailPool()
 
@@ -50,6 +51,11 @@ class RandomizedLeafTokens(EvictionPolicy[MarkedRecord]):
     def phase(self) -> int:
         """Number of the current phase, from 1."""
         return self._phase
+
+    @property
+    def marked_pages(self) -> int:
+        """Cached pages that were accessed in this phase; none of them is evicted before the next one."""
+        return self._marked_pages
 
     def record(self, owner: Any, pages: int) -> MarkedRecord:
         return MarkedRecord(owner, pages, 0)
@@ -88,17 +94,21 @@ class RandomizedLeafTokens(EvictionPolicy[MarkedRecord]):
 
     def clear(self) -> None:
         self._phase += 1
+        self._marked_pages = 0
         self._unmarked = TailPool()
         self._marked = TailPool()
 
     def _mark(self, records: Sequence[MarkedRecord]) -> None:
         phase = self._phase
         for record in records:
-            record.mark = phase
+            if record.mark != phase:
+                record.mark = phase
+                self._marked_pages += record.pages
         if records and records[-1].pool is self._unmarked:  # only the deepest node of a path can be a leaf
             self._unmarked.remove(records[-1])
             self._marked.add(records[-1])
 
     def _start_phase(self) -> None:
         self._phase += 1
+        self._marked_pages = 0
         self._unmarked, self._marked = self._marked, self._unmarked

@@ -359,6 +359,7 @@ class Rank:
         live = {"policy": self._options.eviction, "live": True, "seed": self._options.seed + self.number}
         if isinstance(self._policy, RandomizedLeafTokens):
             live["phase"] = self._policy.phase
+            live["marked_tokens"] = self._policy.marked_pages * self._options.page_size
         return {**live, "evicted_tokens": self.evicted_tokens}
 
     def snapshot(self) -> tuple[str, int, Sequence[StoredPages]]:
