@@ -133,7 +133,7 @@ async def test_a_restarted_engine_is_a_new_epoch_with_an_empty_cache(*, state_so
         await engine.restart()
         await eventually(lambda: len({stream.hello.epoch for stream in router.streams}) == 2)
         await eventually(lambda: router.blocks() == set())
-        await eventually(lambda: sidecar.ranks[0].sockets and sidecar.ranks[0].sockets.connected)
+        await eventually(lambda: sidecar.ranks[0].published and sidecar.ranks[0].published.connected)
         engine.ranks[0].store(_prompt(2))
         await in_step(engine, router)
         assert router.blocks() == expected_blocks(engine.ranks[0]) != set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvrouting_sidecar.event_queue import EventQueue, ReceivedBatch, StreamBreak
+from kvrouting_sidecar.event_queue import Dropped, EventQueue, NewConnection, ReceivedBatch
 
 
 def _batch(sequence: int, size: int = 800) -> ReceivedBatch:
@@ -19,9 +19,7 @@ def test_beyond_its_bound_it_drops_and_marks_the_gap_once() -> None:
     assert queue.dropped_batches == 7
     taken = [queue.take() for _ in range(len(queue))]
     assert taken[:3] == [_batch(0), _batch(1), _batch(2)]
-    assert isinstance(taken[3], StreamBreak)
-    assert not taken[3].other_process
-    assert len(taken) == 4
+    assert taken[3:] == [Dropped()]
 
 
 def test_it_takes_again_as_soon_as_there_is_room() -> None:
@@ -32,20 +30,19 @@ def test_it_takes_again_as_soon_as_there_is_room() -> None:
     queue.put(_batch(3))
     queue.put(_batch(4))
     kinds = [type(queue.take()).__name__ for _ in range(len(queue))]
-    assert kinds == ["StreamBreak", "ReceivedBatch", "StreamBreak"]
+    assert kinds == ["Dropped", "ReceivedBatch", "Dropped"]
     assert queue.waiting_bytes == 0
 
 
-def test_it_tells_of_every_arrival_and_of_a_lost_connection() -> None:
+def test_it_tells_of_every_arrival_and_of_a_new_connection() -> None:
     arrivals: list[int] = []
     queue = EventQueue(limit_bytes=10_000, on_arrival=lambda: arrivals.append(1))
     queue.put(_batch(0))
-    queue.connection_lost()
-    assert len(arrivals) == 2
+    queue.new_connection(2)
+    queue.announce()
+    assert len(arrivals) == 3
     assert queue.peek() == queue.take()
-    item = queue.take()
-    assert isinstance(item, StreamBreak)
-    assert item.other_process
+    assert queue.take() == NewConnection(number=2)
     assert queue.peek() is None
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.deltas import Clear, Delta, Extend, Trim
-from kvrouting_sidecar.rank_mirror import NeedIdentity, NeedReplay, NeedSnapshot, RankMirror, Source
+from kvrouting_sidecar.rank_mirror import NeedIdentity, NeedReplay, NeedSnapshot, RankMirror, Source, Speaker
 from kvrouting_sidecar.wire_events import EngineState, decode_batch, decode_chunk, decode_state
 from tests.fakes.fake_engine import FakeEngine, FakeRank
 from tests.fakes.running_sidecar import BLOCK_SIZE, HASH_KEY, expected_blocks
@@ -104,11 +104,11 @@ class _Pair:
             self.engine.forget_everything()
             self.engine.sent.clear()
             self.start += 1
-            self.mirror.stream_broke("connection lost", other_process=True)
+            self.mirror.connection_changed()
         elif action == "repeat" and self.engine.replayable:
             self.engine.sent.append(self.engine.replayable[seed % len(self.engine.replayable)])
         elif action == "break":
-            self.mirror.stream_broke("queue full", other_process=seed % 2 == 0)
+            (self.mirror.connection_changed if seed % 2 else self.mirror.batches_dropped)()
         elif action == "compare" and self.exact:
             self.mirror.engine_state(self.engine.state())
         self.deliver()
@@ -125,7 +125,8 @@ class _Pair:
         need = self.mirror.need
         if isinstance(need, NeedIdentity):
             epoch = self.engine.epoch if self.exact else None
-            self.mirror.identified(epoch=epoch, fingerprint=str(self.start), fallback_epoch=f"start-{self.start}")
+            speaker = Speaker(epoch=epoch, fingerprint=str(self.start))
+            self.mirror.identified(speaker, fallback_epoch=f"start-{self.start}")
         elif isinstance(need, NeedReplay):
             self._replay(need.first)
         elif isinstance(need, NeedSnapshot):
@@ -227,7 +228,7 @@ def test_a_subset_larger_than_the_cache_is_a_doubt() -> None:
         ChainHasher(HASH_KEY, BLOCK_SIZE), model="m", capacity_tokens=40, page_size_tokens=1, listener=_View()
     )
     mirror._listener.mirror = mirror  # type: ignore[attr-defined]
-    mirror.identified(epoch=None, fingerprint="1", fallback_epoch="1")
+    mirror.identified(Speaker(epoch=None, fingerprint="1"), fallback_epoch="1")
     mirror.replay_ended(batches=0, failure=None)
     mirror.offer(*_batch(pair.engine.replayable[0]))
     assert mirror.blocks == 0
@@ -243,6 +244,31 @@ def test_a_state_answer_of_another_process_asks_who_speaks() -> None:
     pair.deliver()
     assert pair.mirror.epoch == "another" != before
     assert pair.mirror.counts.restarts == 1
+
+
+def test_a_process_that_was_taken_for_another_comes_back_under_a_new_name() -> None:
+    pair = _settled(exact=True)
+    first = pair.mirror.epoch
+    pair.mirror.connection_changed()
+    pair.mirror.identified(Speaker(epoch=None, fingerprint=None), fallback_epoch="unknown")
+    assert pair.mirror.epoch == "unknown"
+    pair.deliver()
+    pair.mirror.engine_state(pair.engine.state())
+    pair.deliver()
+    assert pair.mirror.epoch not in (first, "unknown")
+    assert (pair.mirror.epoch or "").startswith(str(first))
+    assert pair.mirror.source is Source.EXACT
+    assert pair.view.blocks == expected_blocks(pair.engine) != set()
+
+
+def test_a_silent_state_socket_does_not_hide_that_it_is_the_same_process() -> None:
+    pair = _settled(exact=True)
+    before = pair.mirror.epoch
+    pair.mirror.connection_changed()
+    pair.mirror.identified(Speaker(epoch=None, fingerprint="1"), fallback_epoch="1")
+    assert pair.mirror.epoch == before
+    assert pair.view.blocks
+    assert pair.mirror.source is Source.PARTIAL
 
 
 def test_pages_on_other_media_are_not_credited() -> None:

@@ -16,20 +16,24 @@ class ReceivedBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StreamBreak:
-    """Batches may be missing here. other_process: what follows may come from another one."""
-
-    reason: str
-    other_process: bool
+class Dropped:
+    """Batches are missing here: there was no room for them."""
 
 
-Received = ReceivedBatch | StreamBreak
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewConnection:
+    """What follows came over this connection, perhaps from another engine process."""
+
+    number: int
+
+
+Received = ReceivedBatch | Dropped | NewConnection
 
 
 class EventQueue:
     """What one rank published and nobody has read yet, bounded by bytes.
 
-    One thread puts, another takes. Beyond the bound batches are dropped and one StreamBreak stands in their place, so
+    One thread puts, another takes. Beyond the bound batches are dropped and one mark stands in their place, so
     the putting thread never waits and the engine never feels a slow reader.
     """
 
@@ -64,15 +68,20 @@ class EventQueue:
             self.dropped_batches += 1
             if not self._dropping:
                 self._dropping = True
-                self._append(StreamBreak(reason="the event queue was full", other_process=False))
+                self._append(Dropped())
             return
         self._dropping = False
         self._put_bytes += size
         self._append(batch)
 
-    def connection_lost(self) -> None:
-        """From the reading thread: the next batch comes from a new connection."""
-        self._append(StreamBreak(reason="the connection to the engine's events was lost", other_process=True))
+    def new_connection(self, number: int) -> None:
+        """From the reading thread: what it puts from now on came over another connection."""
+        self._dropping = False
+        self._append(NewConnection(number=number))
+
+    def announce(self) -> None:
+        """From the reading thread: something else changed that the taking one waits for."""
+        self._on_arrival()
 
     def peek(self) -> Received | None:
         """The oldest item, which stays; None: nothing waits."""

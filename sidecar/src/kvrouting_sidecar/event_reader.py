@@ -2,6 +2,9 @@
 
 The engine's publisher drops what its subscribers do not take, and its queue can hold up the scheduler. So nothing here
 decodes, waits or looks at content: a message goes from the socket into a bounded queue.
+
+An event socket serves one connection and is then replaced, instead of being left to connect again by itself: so what
+came over one connection, from one engine process, can never be mixed up with what came over the next.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -20,11 +24,21 @@ _log = logging.getLogger(__name__)
 
 # Messages that libzmq holds for this thread; beyond it the kernel's buffers and then the engine's own limit count.
 _RECEIVE_HIGH_WATER_MARK = 100_000
-_POLL_MS = 100
-_RECONNECT_MS = 200
+_POLL_MS = 50
+_RECONNECT_S = 0.2
+_CONNECT_LIMIT_MS = 3000
+# A peer that is gone without a farewell is noticed.
+_PING_MS, _PING_LIMIT_MS = 5_000, 15_000
 # Taken from one socket before the others get their turn.
 _MESSAGES_PER_TURN = 512
 _SEQUENCE_BYTES = 8
+_ENDINGS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 @dataclass(slots=True)
@@ -36,24 +50,50 @@ class LatestLoad:
 
 
 @dataclass(kw_only=True, slots=True)
-class RankSockets:
-    """Where one rank publishes and where its messages go. load_endpoint: None if it publishes no load."""
+class Published:
+    """Where one rank publishes and where its messages go.
+
+    load_endpoint: None if it publishes no load. connection: the number of the latest one, from 1. connected: whether it
+    stands. wanted_connection: set from outside, a number above `connection` for a new one.
+    """
 
     events_endpoint: str
     load_endpoint: str | None
     topic: str
     queue: EventQueue
     load: LatestLoad = field(default_factory=LatestLoad)
+    connection: int = 0
     connected: bool = False
+    wanted_connection: int = 1
     malformed_messages: int = 0
+
+    def ask_for_new_connection(self) -> int:
+        """What came before is not wanted. Returns: the number from which on the messages are."""
+        self.wanted_connection = self.connection + 1
+        return self.wanted_connection
+
+
+class _Subscription:
+    """One event socket, and the watch over its one connection."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], rank: Published, *, opened_s: float) -> None:
+        self.opened_s = opened_s
+        self.ended = False
+        self.socket = _subscriber(context, rank.topic)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _ENDINGS)
+        self.socket.connect(rank.events_endpoint)
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0)
 
 
 class EventReader:
     """One thread for all ranks of an engine; `start` and `stop` once each."""
 
-    def __init__(
-        self, ranks: Sequence[RankSockets], *, clock_s: Callable[[], float], on_end: Callable[[], None]
-    ) -> None:
+    def __init__(self, ranks: Sequence[Published], *, clock_s: Callable[[], float], on_end: Callable[[], None]) -> None:
         """on_end: called from the thread when it ends, for whatever reason."""
         self._ranks = ranks
         self._clock_s = clock_s
@@ -77,56 +117,86 @@ class EventReader:
 
     def _run(self) -> None:
         try:
-            self._read()
+            with zmq.Context() as context:
+                self._read(context)
         finally:
             self._on_end()
 
-    def _read(self) -> None:
-        with zmq.Context() as context:
-            turns = [turn for rank in self._ranks for turn in self._turns(context, rank)]
-            poller = zmq.Poller()
-            for socket, _ in turns:
-                poller.register(socket, zmq.POLLIN)
+    def _read(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        poller = zmq.Poller()
+        loads = [(_load_subscriber(context, rank.load_endpoint), rank) for rank in self._ranks if rank.load_endpoint]
+        for socket, _ in loads:
+            poller.register(socket, zmq.POLLIN)
+        subscriptions: list[_Subscription | None] = [None for _ in self._ranks]
+        try:
             while not self._stopping.is_set():
-                ready = dict(poller.poll(_POLL_MS))
-                for socket, take in turns:
-                    if socket in ready:
-                        take(socket)
-            for rank in self._ranks:
-                rank.connected = False
-            context.destroy(linger=0)
+                for index, rank in enumerate(self._ranks):
+                    subscriptions[index] = self._kept_open(context, poller, rank, subscriptions[index])
+                self._take_turn(dict(poller.poll(_POLL_MS)), subscriptions, loads)
+        finally:
+            for subscription in subscriptions:
+                if subscription is not None:
+                    subscription.close()
+            for socket, _ in loads:
+                socket.close(0)
 
-    def _turns(
-        self, context: zmq.Context[zmq.Socket[bytes]], rank: RankSockets
-    ) -> list[tuple[zmq.Socket[bytes], Callable[[zmq.Socket[bytes]], object]]]:
-        events = _subscriber(context, rank.topic)
-        monitor = events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        events.connect(rank.events_endpoint)
-        turns: list[tuple[zmq.Socket[bytes], Callable[[zmq.Socket[bytes]], object]]] = [
-            (events, lambda socket: _take_events(socket, rank)),
-            (monitor, lambda socket: _watch_connection(socket, events, rank)),
-        ]
-        if rank.load_endpoint is not None:
-            load = _subscriber(context, "")
-            load.connect(rank.load_endpoint)
-            turns.append((load, lambda socket: self._take_load(socket, rank)))
-        return turns
+    def _take_turn(
+        self,
+        ready: dict[Any, int],
+        subscriptions: Sequence[_Subscription | None],
+        loads: Sequence[tuple[zmq.Socket[bytes], Published]],
+    ) -> None:
+        for rank, subscription in zip(self._ranks, subscriptions, strict=True):
+            if subscription is not None and subscription.socket in ready:
+                _take_events(subscription.socket, rank)
+            if subscription is not None and subscription.monitor in ready:
+                _watch_connection(subscription, rank)
+        for socket, rank in loads:
+            if socket in ready:
+                for frames in _waiting(socket):
+                    rank.load.payload, rank.load.received_s = frames[-1], self._clock_s()
 
-    def _take_load(self, socket: zmq.Socket[bytes], rank: RankSockets) -> None:
-        for frames in _waiting(socket):
-            rank.load.payload, rank.load.received_s = frames[-1], self._clock_s()
+    def _kept_open(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        poller: zmq.Poller,
+        rank: Published,
+        current: _Subscription | None,
+    ) -> _Subscription | None:
+        """The rank's subscription, replaced if its connection has ended or another is wanted."""
+        now_s = self._clock_s()
+        wanted = rank.wanted_connection > rank.connection
+        if current is not None:
+            due = current.ended and now_s >= current.opened_s + _RECONNECT_S
+            if not wanted and not due:
+                return current
+            poller.unregister(current.socket)
+            poller.unregister(current.monitor)
+            current.close()
+        rank.connected = False
+        rank.connection += 1
+        rank.queue.new_connection(rank.connection)
+        subscription = _Subscription(context, rank, opened_s=now_s)
+        poller.register(subscription.socket, zmq.POLLIN)
+        poller.register(subscription.monitor, zmq.POLLIN)
+        return subscription
 
 
 def _subscriber(context: zmq.Context[zmq.Socket[bytes]], topic: str) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER_MARK)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    # A peer that is gone without a farewell is noticed, and the connection made anew.
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_LIMIT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PING_LIMIT_MS)
     socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+    return socket
+
+
+def _load_subscriber(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    """A report stands for itself, so this socket may connect again as it likes."""
+    socket = _subscriber(context, "")
+    socket.connect(endpoint)
     return socket
 
 
@@ -141,22 +211,22 @@ def _waiting(socket: zmq.Socket[bytes]) -> list[list[bytes]]:
     return taken
 
 
-def _watch_connection(monitor: zmq.Socket[bytes], events: zmq.Socket[bytes], rank: RankSockets) -> None:
-    while monitor.poll(0):
-        event = recv_monitor_message(monitor)["event"]
+def _watch_connection(subscription: _Subscription, rank: Published) -> None:
+    while subscription.monitor.poll(0):
+        event = recv_monitor_message(subscription.monitor)["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             rank.connected = True
+            rank.queue.announce()
             _log.info("connected to the engine's events", extra={"endpoint": rank.events_endpoint})
-        elif rank.connected:
-            rank.connected = False
-            # What still waits is of the lost connection: the next one is not tried before _RECONNECT_MS.
-            while _take_events(events, rank):
+        elif event & _ENDINGS and not subscription.ended:
+            while _take_events(subscription.socket, rank):
                 pass
-            rank.queue.connection_lost()
-            _log.warning("lost the engine's events", extra={"endpoint": rank.events_endpoint})
+            if rank.connected:
+                _log.warning("lost the engine's events", extra={"endpoint": rank.events_endpoint})
+            subscription.ended, rank.connected = True, False
 
 
-def _take_events(socket: zmq.Socket[bytes], rank: RankSockets) -> int:
+def _take_events(socket: zmq.Socket[bytes], rank: Published) -> int:
     messages = _waiting(socket)
     for frames in messages:
         if len(frames) < 2 or len(frames[-2]) != _SEQUENCE_BYTES:

@@ -79,7 +79,7 @@ def _of_ranks(ranks: list[Rank]) -> Iterator[Metric]:
 
 
 def _count(counters: _Families, rank: Rank, number: str) -> None:
-    counts, published = rank.mirror.counts, rank.sockets
+    counts, published = rank.mirror.counts, rank.published
     dropped = published.queue.dropped_batches if published else 0
     malformed = published.malformed_messages if published else 0
     for name, text, value in (
@@ -99,7 +99,7 @@ def _count(counters: _Families, rank: Rank, number: str) -> None:
 
 
 def _gauge(gauges: _Families, rank: Rank, number: str) -> None:
-    waiting = rank.sockets.queue.waiting_bytes if rank.sockets else 0
+    waiting = rank.published.queue.waiting_bytes if rank.published else 0
     vitals = rank.vitals()
     rows: list[tuple[str, str, float]] = [
         ("mirror_blocks", "Routing blocks present in the mirror", rank.mirror.blocks),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvrouting_core.deltas import Delta
 from kvrouting_core.identity import WorkerIdentity
 from kvrouting_sidecar.engine_info import EngineInfo
-from kvrouting_sidecar.event_reader import LatestLoad, RankSockets
+from kvrouting_sidecar.event_reader import LatestLoad, Published
 from kvrouting_sidecar.rank_follower import RankFollower
 from kvrouting_sidecar.rank_mirror import MirrorListener, RankMirror, Source
 from kvrouting_sidecar.wire_events import LoadStat, UndecodableError, decode_load
@@ -76,7 +76,7 @@ class Listeners:
 
 
 class Rank:
-    """One worker. follower, sockets: None for an engine without events, whose routers guess from their decisions."""
+    """One worker. follower, published: None for an engine without events, whose routers guess from their decisions."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Rank:
         mirror: RankMirror,
         listeners: Listeners,
         follower: RankFollower | None,
-        sockets: RankSockets | None,
+        published: Published | None,
         engine_is_healthy: Callable[[], bool],
         clock_s: Callable[[], float],
     ) -> None:
@@ -95,7 +95,7 @@ class Rank:
         self.mirror = mirror
         self.listeners = listeners
         self.follower = follower
-        self.sockets = sockets
+        self.published = published
         self._engine_is_healthy = engine_is_healthy
         self._clock_s = clock_s
 
@@ -112,7 +112,7 @@ class Rank:
 
     def load(self) -> LoadReport | None:
         """The newest report; None: none came, or it cannot be read."""
-        latest: LatestLoad | None = self.sockets.load if self.sockets else None
+        latest: LatestLoad | None = self.published.load if self.published else None
         if latest is None or not latest.payload:
             return None
         try:
@@ -123,10 +123,10 @@ class Rank:
 
     def why_events_do_not_flow(self) -> str:
         """Empty if they do: subscribed, and the stream's position is known."""
-        if self.follower is None or self.sockets is None:
+        if self.follower is None or self.published is None:
             return "the engine publishes no KV events (start it with --kv-events-config)"
-        if not self.sockets.connected:
-            return f"not connected to the engine's events at {self.sockets.events_endpoint}"
+        if not self.published.connected:
+            return f"not connected to the engine's events at {self.published.events_endpoint}"
         if self.mirror.epoch is None:
             return "the engine has not said which process it is"
         state = self.follower.latest_state

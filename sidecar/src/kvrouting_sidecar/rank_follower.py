@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from kvrouting_sidecar.backoff import Backoff
 from kvrouting_sidecar.engine_info import EngineInfo
 from kvrouting_sidecar.engine_sockets import EngineSilentError, EngineSockets
-from kvrouting_sidecar.event_queue import EventQueue, StreamBreak
-from kvrouting_sidecar.rank_mirror import NeedIdentity, NeedReplay, NeedSnapshot, RankMirror
+from kvrouting_sidecar.event_queue import Dropped, NewConnection, ReceivedBatch
+from kvrouting_sidecar.event_reader import Published
+from kvrouting_sidecar.rank_mirror import NeedIdentity, NeedReplay, NeedSnapshot, RankMirror, Speaker
 from kvrouting_sidecar.wire_events import EngineState, UndecodableError, decode_batch
 
 _log = logging.getLogger(__name__)
 
 # The loop has other work: health pages, streams. A slice is a few batches.
 _SLICE_S = 0.004
+_FINGERPRINT_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,7 @@ class RankFollower:
         self,
         *,
         mirror: RankMirror,
-        queue: EventQueue,
+        published: Published,
         arrived: asyncio.Event,
         sockets: EngineSockets,
         describe_engine: Callable[[], Awaitable[EngineInfo | None]],
@@ -55,7 +57,9 @@ class RankFollower:
     ) -> None:
         """arrived: set when the queue got something. describe_engine: asks for `/server_info`; None: no answer."""
         self.mirror = mirror
-        self._queue = queue
+        self._published = published
+        self._queue = published.queue
+        self._connection = 0
         self._arrived = arrived
         self._sockets = sockets
         self._describe_engine = describe_engine
@@ -97,15 +101,22 @@ class RankFollower:
         if item is None:
             return False
         while item is not None and self.mirror.need is None:
-            if isinstance(item, StreamBreak):
-                self._queue.take()
-                self.mirror.stream_broke(item.reason, other_process=item.other_process)
+            if not isinstance(item, ReceivedBatch):
+                self._pass_mark(item)
             elif self._offer(item.sequence, item.payload, replayed=False):
                 self._queue.take()
             if self._clock_s() >= end_s:
                 break
             item = self._queue.peek()
         return True
+
+    def _pass_mark(self, mark: Dropped | NewConnection) -> None:
+        self._queue.take()
+        if isinstance(mark, Dropped):
+            self.mirror.batches_dropped()
+        elif mark.number > self._connection:
+            self._connection = mark.number
+            self.mirror.connection_changed()
 
     def _offer(self, sequence: int, payload: bytes, *, replayed: bool) -> bool:
         try:
@@ -118,21 +129,62 @@ class RankFollower:
     # --- questions ---
 
     async def _identify(self, need: NeedIdentity) -> None:
-        """Ask until the engine says who it is."""
+        """Ask until the engine says who it is, and be sure to hear the same process.
+
+        A connection that stands when the known process answers is a connection to it. When another one answers, the
+        present connection may still be that to its predecessor, with batches of it in the queue: so everything that
+        came before a connection made after the answer is thrown away.
+        """
         _log.info("asking which engine process speaks", extra={"reason": need.reason})
+        await self._connected(self._published.connection)
+        speaker = await self._ask_who_speaks()
+        while not self.mirror.knows(speaker):
+            await self._connected(self._published.ask_for_new_connection())
+            confirmed = await self._ask_who_speaks()
+            if confirmed == speaker:
+                break
+            speaker = confirmed
+        self._forget_before(self._published.connection if not self.mirror.knows(speaker) else 0)
+        self.mirror.identified(speaker, fallback_epoch=speaker.fingerprint or self._new_epoch_name())
+
+    async def _connected(self, connection: int) -> None:
+        """Wait until that connection or a later one stands."""
+        while not (self._published.connected and self._published.connection >= connection):
+            self._arrived.clear()
+            try:
+                # The thread wakes this loop when it is connected; the limit covers what fell between the two lines.
+                async with asyncio.timeout(0.2):
+                    await self._arrived.wait()
+            except TimeoutError:
+                continue
+
+    def _forget_before(self, connection: int) -> None:
+        """Throw away what came over earlier connections."""
+        while self._connection < connection:
+            item = self._queue.take()
+            if isinstance(item, NewConnection):
+                self._connection = item.number
+
+    async def _ask_who_speaks(self) -> Speaker:
         while True:
             state = await self._ask_state()
-            info = None if state else await self._describe_engine()
+            info = await self._describe(limit_s=_FINGERPRINT_LIMIT_S if state else None)
             if state or info:
-                break
+                self._identity_backoff.reset()
+                return Speaker(
+                    epoch=state.epoch if state else None, fingerprint=info.start_fingerprint if info else None
+                )
             await asyncio.sleep(self._identity_backoff.next_s())
-        self._identity_backoff.reset()
-        fingerprint = info.start_fingerprint if info else None
-        self.mirror.identified(
-            epoch=state.epoch if state else None,
-            fingerprint=fingerprint,
-            fallback_epoch=fingerprint or self._new_epoch_name(),
-        )
+
+    async def _describe(self, *, limit_s: float | None) -> EngineInfo | None:
+        """The engine's description. limit_s: when its state is known, its fingerprint is but a reserve for the time
+        when the state socket falls silent.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._describe_engine()
+        except TimeoutError:
+            return None
 
     async def _replay(self, need: NeedReplay) -> None:
         _log.info("asking for a replay", extra={"first": need.first, "reason": need.reason})

@@ -12,6 +12,7 @@ chains whose every block was seen since the last doubt, which is a subset of the
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +27,7 @@ from kvrouting_sidecar.wire_events import BlockRemoved, BlockStored, EngineState
 _GPU_MEDIA = (None, "GPU")
 # A subset of the cache cannot be larger than the cache; an engine may count a few pages more than it calls capacity.
 _CAPACITY_SLACK = 1.05
+_REMEMBERED_EPOCHS = 64
 
 
 class Source(enum.Enum):
@@ -59,6 +61,14 @@ class NeedSnapshot:
 
 
 Need = NeedIdentity | NeedReplay | NeedSnapshot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speaker:
+    """An engine process, by the epoch of its state socket, or by a fingerprint of its start. None: it has none."""
+
+    epoch: str | None
+    fingerprint: str | None
 
 
 class MirrorListener(Protocol):
@@ -103,8 +113,10 @@ class RankMirror:
         self._tree = TreeMirror(hasher, model=model, exact=False)
         self._tree_is_exact = False
         self._epoch: str | None = None
+        self._engine_epoch: str | None = None
         self._fingerprint: str | None = None
         self._state_answers = False
+        self._told_epochs: deque[str] = deque(maxlen=_REMEMBERED_EPOCHS)
         self._settled = False
         self._settles_at: int | None = None
         self._gap: range | None = None
@@ -119,7 +131,10 @@ class RankMirror:
 
     @property
     def epoch(self) -> str | None:
-        """The engine process behind the mirror; None: not known yet."""
+        """The name of the engine process behind the mirror, never used twice; None: not known yet.
+
+        It is the engine's own epoch where it has one, with a suffix if another name was told meanwhile.
+        """
         return self._epoch
 
     @property
@@ -185,12 +200,14 @@ class RankMirror:
         self._doubt(reason)
         return True
 
-    def stream_broke(self, reason: str, *, other_process: bool) -> None:
-        """Batches may be missing from here on. other_process: what follows may come from another one."""
-        if other_process:
-            self.need = NeedIdentity(reason)
-        elif self._order.next_sequence is not None:
-            self._ask_replay(reason)
+    def batches_dropped(self) -> None:
+        """Batches are missing here."""
+        if self._order.next_sequence is not None:
+            self._ask_replay("the event queue was full")
+
+    def connection_changed(self) -> None:
+        """What follows may be missing batches, or come from another process."""
+        self.need = NeedIdentity("a new connection to the engine's events")
 
     def _meet_gap(self, sequence: int, events: Iterable[Event], missing: range | None, *, replayed: bool) -> bool:
         if not replayed:
@@ -224,23 +241,33 @@ class RankMirror:
 
     # --- who speaks ---
 
-    def identified(self, *, epoch: str | None, fingerprint: str | None, fallback_epoch: str) -> None:
-        """The process that speaks now, by the epoch of its state socket or, failing that, by its fingerprint.
+    def knows(self, speaker: Speaker) -> bool:
+        """Whether it is the process behind the mirror."""
+        if self._epoch is None:
+            return False
+        if speaker.epoch is not None:
+            return speaker.epoch == self._engine_epoch
+        return speaker.fingerprint is not None and speaker.fingerprint == self._fingerprint
 
-        fallback_epoch: the name to give to a process that has none.
-        """
+    def identified(self, speaker: Speaker, *, fallback_epoch: str) -> None:
+        """This process speaks now. fallback_epoch: the name to give to one that has no epoch."""
+        known = self.knows(speaker)
         self.need = None
-        self._state_answers = epoch is not None
-        if epoch is not None:
-            same = epoch == self._epoch
-        else:
-            same = self._epoch is not None and fingerprint is not None and fingerprint == self._fingerprint
-        if fingerprint is not None:
-            self._fingerprint = fingerprint
-        if same:
+        self._state_answers = speaker.epoch is not None
+        if speaker.fingerprint is not None or not known:
+            self._fingerprint = speaker.fingerprint
+        if known:
             self._carry_on()
         else:
-            self._begin(epoch or fallback_epoch)
+            self._engine_epoch = speaker.epoch
+            self._begin(self._unused(speaker.epoch or fallback_epoch))
+
+    def _unused(self, epoch: str) -> str:
+        """A process that was taken for another one meanwhile comes back under a new name: the old one is void."""
+        if epoch not in self._told_epochs:
+            self._told_epochs.append(epoch)
+            return epoch
+        return f"{epoch}+{self.counts.restarts}"
 
     def _carry_on(self) -> None:
         self._order.start(epoch=self._epoch, next_sequence=self._order.next_sequence)
@@ -271,7 +298,7 @@ class RankMirror:
         """An answer of the state socket."""
         if self._epoch is None or isinstance(self.need, NeedIdentity):
             return
-        if state.epoch != self._epoch:
+        if state.epoch != self._engine_epoch:
             self.need = NeedIdentity(f"epoch {state.epoch!r} follows {self._epoch!r}")
             return
         self._state_answers = True
@@ -292,14 +319,14 @@ class RankMirror:
 
     def snapshot_begins(self, epoch: str, position: int) -> bool:
         """The first piece came. Returns: False if it is of another process, which is asked for then."""
-        if epoch != self._epoch:
+        if epoch != self._engine_epoch:
             self.need = NeedIdentity(f"epoch {epoch!r} follows {self._epoch!r}")
             return False
         self._empty(exact=True)
         self._tree.begin_snapshot()
         self._settled = False
         self.doubt_reason = "taking in a snapshot of the engine's tree"
-        self._order.start(epoch=epoch, next_sequence=position)
+        self._order.start(epoch=self._epoch, next_sequence=position)
         return True
 
     def snapshot_piece(self, events: Iterable[BlockStored]) -> None:
@@ -310,7 +337,7 @@ class RankMirror:
 
     def snapshot_complete(self, state: EngineState) -> None:
         """All pieces are in. state: asked after the last one, so the mirror is consistent once it is there."""
-        if state.epoch != self._epoch:
+        if state.epoch != self._engine_epoch:
             self.need = NeedIdentity(f"epoch {state.epoch!r} follows {self._epoch!r}")
             return
         self.counts.snapshots += 1

@@ -19,11 +19,11 @@ from kvrouting_sidecar.engine_http import EngineHttp
 from kvrouting_sidecar.engine_info import EngineInfo
 from kvrouting_sidecar.engine_sockets import EngineSockets
 from kvrouting_sidecar.event_queue import EventQueue
-from kvrouting_sidecar.event_reader import EventReader, RankSockets
+from kvrouting_sidecar.event_reader import EventReader, Published
 from kvrouting_sidecar.grpc_router_stream import RouterStream
 from kvrouting_sidecar.rank import Listeners, Rank, WorkerFacts
 from kvrouting_sidecar.rank_follower import RankFollower
-from kvrouting_sidecar.rank_mirror import RankMirror
+from kvrouting_sidecar.rank_mirror import RankMirror, Speaker
 from kvrouting_sidecar.readiness import Check, readiness
 from kvrouting_sidecar.router_names import Resolver, RouterAddress
 from kvrouting_sidecar.router_streams import RouterStreams, Stream
@@ -104,7 +104,7 @@ class Sidecar:
             tasks.create_task(self.streams.run(), name="routers")
 
     def _start_reader(self, tasks: asyncio.TaskGroup) -> None:
-        published = [rank.sockets for rank in self.ranks if rank.sockets is not None]
+        published = [rank.published for rank in self.ranks if rank.published is not None]
         if not published:
             return
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -129,7 +129,8 @@ class Sidecar:
             info = await engine.describe()
             if info is not None and (rank.mirror.epoch is None or info.start_fingerprint != known):
                 known = info.start_fingerprint
-                rank.mirror.identified(epoch=None, fingerprint=known, fallback_epoch=known or self._new_epoch_name())
+                speaker = Speaker(epoch=None, fingerprint=known)
+                rank.mirror.identified(speaker, fallback_epoch=known or self._new_epoch_name())
             await asyncio.sleep(self.settings.health_every_s)
 
     def _build_rank(self, info: EngineInfo, number: int, engine: EngineHttp, sockets: zmq.asyncio.Context) -> Rank:
@@ -150,7 +151,7 @@ class Sidecar:
             mirror=mirror,
             listeners=listeners,
             follower=follower,
-            sockets=published,
+            published=published,
             engine_is_healthy=lambda: engine.healthy,
             clock_s=self._clock_s,
         )
@@ -169,7 +170,7 @@ class Sidecar:
 
     def _build_follower(
         self, mirror: RankMirror, endpoints: RankEndpoints, engine: EngineHttp, sockets: zmq.asyncio.Context
-    ) -> tuple[RankFollower | None, RankSockets | None]:
+    ) -> tuple[RankFollower | None, Published | None]:
         if endpoints.events is None:
             return None, None
         arrived, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -177,9 +178,15 @@ class Sidecar:
             limit_bytes=self.settings.queue_bytes,
             on_arrival=lambda: _call_in(loop, arrived),
         )
+        published = Published(
+            events_endpoint=endpoints.events,
+            load_endpoint=endpoints.load,
+            topic=endpoints.topic,
+            queue=queue,
+        )
         follower = RankFollower(
             mirror=mirror,
-            queue=queue,
+            published=published,
             arrived=arrived,
             sockets=EngineSockets(
                 sockets,
@@ -192,12 +199,6 @@ class Sidecar:
             backoff=self._backoff,
             clock_s=self._clock_s,
             times=self.settings.follower_times,
-        )
-        published = RankSockets(
-            events_endpoint=endpoints.events,
-            load_endpoint=endpoints.load,
-            topic=endpoints.topic,
-            queue=queue,
         )
         return follower, published
 
