@@ -51,3 +51,13 @@ async def test_a_client_that_leaves_before_it_has_cancelled(caplog: pytest.LogCa
         await router.nothing_is_left()
         assert await router.metric("requests_total", api="/v1/chat/completions", outcome="cancelled") == 1
     assert "request failed" not in caplog.messages
+
+
+async def test_an_engine_that_dies_after_its_end_mark_has_answered() -> None:
+    async with running_engine() as engine, running_router() as router:
+        await router.sidecar(engine)
+        engine.answer = lambda _: Answer(pieces=[chat_chunk("a"), DONE], die_after=2)
+        status, body, _ = await router.post("/v1/chat/completions", chat(stream=True))
+        assert (status, body) == (200, chat_chunk("a") + DONE)
+        assert await router.metric("requests_total", api="/v1/chat/completions", outcome="completed") == 1
+        await router.nothing_is_left()

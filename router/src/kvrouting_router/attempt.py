@@ -31,6 +31,8 @@ from kvrouting_router.worker_registry import WorkerFacts
 
 _ERROR_ANSWER_BYTES = 1 << 20
 _CLIENT = "client"
+# asyncio's transports make a writer wait above 64 KiB.
+_NEVER_WAITS_BYTES = 60_000
 
 
 class FirstTokenListener(Protocol):
@@ -113,6 +115,8 @@ class Attempt:
         self._times = times
         self._decision_header = decision_header
         self._on_first_token = on_first_token
+        self._answer: aiohttp.ClientResponse | None = None
+        self._begun: web.StreamResponse | None = None  # the client has a part of it
         self.finish = Finish()
 
     async def run(self, trace_headers: dict[str, str]) -> web.StreamResponse:
@@ -120,32 +124,35 @@ class Attempt:
 
         Raises: UpstreamError if another worker may try; TotalTimeoutError; ConnectionError if the client is gone.
         """
-        call = self._call
-        limit_s = self._times.first_byte_s if call.form.stream else self._times.total_s
-        answer: aiohttp.ClientResponse | None = None
+        call, times = self._call, self._times
+        limit_s = times.first_byte_s if call.form.stream else times.total_s
         try:
-            async with WaitLimit(call, self._facts, limit_s, "answer"):
-                answer = await self._upstream.post(
+            async with WaitLimit(call, self._facts, limit_s, "answer") as limit:
+                self._answer = answer = await self._upstream.post(
                     self._facts, call.api, query=call.query, body=call.body, headers=call.headers,
                     trace_headers=trace_headers,
                 )  # fmt: skip
-            self.finish.status = answer.status
-            if answer.status >= 500:
-                raise await self._refused(answer)
-            if answer.content_type == "text/event-stream" and answer.status < 400:
-                return await self._relay_stream(answer)
-            return await self._relay_whole(answer)
+                self.finish.status = answer.status
+                if answer.status >= 500:
+                    raise await self._refused(answer)
+                if answer.content_type != "text/event-stream" or answer.status >= 400:
+                    return await self._relay_whole(answer)
+                return await self._relay_stream(answer, limit)
         except RouterError as error:
             self.finish.error = error
-            raise
+            if self._begun is None:
+                raise
+            if self.finish.outcome is Outcome.COMPLETED:  # the client has its end mark: nothing is missing
+                await self._begun.write_eof()
+                return self._begun
+            return await self._break_off(self._begun, error)
         finally:
-            if answer is not None:
+            if self._answer is not None:
                 # Closes the connection if the answer is incomplete: so the engine learns that nobody listens.
-                answer.release()
+                self._answer.release()
 
     async def _refused(self, answer: aiohttp.ClientResponse) -> UpstreamError:
-        async with WaitLimit(self._call, self._facts, self._times.idle_s, "answer"):
-            body = await self._read(answer)
+        body = await self._read(answer)
         return UpstreamError(
             f"worker {self._facts.worker} answered {answer.status}",
             answer=EngineAnswer(
@@ -161,44 +168,36 @@ class Attempt:
 
     async def _relay_whole(self, answer: aiohttp.ClientResponse) -> web.Response:
         """Nothing goes to the client before everything is here, so a worker that dies can still be replaced."""
-        async with WaitLimit(self._call, self._facts, self._times.total_s, "answer"):
-            body = await self._read(answer)
+        body = await self._read(answer)
         rejected = answer.status >= 400
-        self.finish.usage = Usage() if rejected else usage_of_body(self._call.api, body)
-        self.finish.outcome = Outcome.REJECTED if rejected else Outcome.COMPLETED
         if not rejected:
+            self.finish.usage = usage_of_body(self._call.api, body)
             self._on_first_token(self._reservation, streaming=False)
+        self.finish.outcome = Outcome.REJECTED if rejected else Outcome.COMPLETED
         response = web.Response(status=answer.status, body=body, headers=to_client(answer.headers))
         response.headers[DECISION_HEADER] = self._decision_header
         return response
 
-    async def _relay_stream(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _relay_stream(self, answer: aiohttp.ClientResponse, limit: WaitLimit) -> web.StreamResponse:
         """Until the first whole event another worker may take over; from then on the stream is the client's."""
         splitter = EventSplitter()
-        async with WaitLimit(self._call, self._facts, self._times.first_byte_s, "first event"):
-            ready, more = await self._next_events(answer, splitter)
+        ready, more = await self._next_events(answer, splitter)
         self.finish.first_byte_ms = asyncio.get_running_loop().time() * 1000
         self._on_first_token(self._reservation, streaming=True)
         response = web.StreamResponse(status=answer.status, headers=to_client(answer.headers))
         response.headers[DECISION_HEADER] = self._decision_header
         await response.prepare(self._client)
-        try:
-            async with WaitLimit(self._call, self._facts, self._times.idle_s, "event") as limit:
-                while more or ready:
-                    limit.restart(self._times.client_write_s, _CLIENT)
-                    await response.write(ready)
-                    if splitter.has_end_mark:
-                        self._complete(splitter)
-                    if not more:
-                        break
-                    limit.restart(self._times.idle_s, "event")
-                    ready, more = await self._next_events(answer, splitter)
-        except ClientTooSlowError as error:
-            self.finish.outcome = Outcome.CANCELLED
-            raise ConnectionResetError(error.message) from error
-        except RouterError as error:
-            await self._break_off(response, error)
-            return response
+        self._begun = response
+        while ready:
+            if self._may_have_to_wait(len(ready)):
+                limit.restart(self._times.client_write_s, _CLIENT)
+            await response.write(ready)
+            if splitter.has_end_mark:
+                self._complete(splitter)
+            if not more:
+                break
+            limit.restart(self._times.idle_s, "event")
+            ready, more = await self._next_events(answer, splitter)
         self._complete(splitter)
         await response.write_eof()
         return response
@@ -207,6 +206,11 @@ class Attempt:
         """The client has the whole answer: many close their connection as soon as they have seen its last event."""
         self.finish.usage = usage_of_stream(self._call.api, splitter.last_payloads())
         self.finish.outcome = Outcome.COMPLETED
+
+    def _may_have_to_wait(self, size_bytes: int) -> bool:
+        """Whether a write of this size can fill the transport's buffer, so that it waits for the client."""
+        transport = self._client.transport
+        return transport is None or transport.get_write_buffer_size() + size_bytes >= _NEVER_WAITS_BYTES
 
     async def _next_events(self, answer: aiohttp.ClientResponse, splitter: EventSplitter) -> tuple[bytes, bool]:
         """At least one whole event, or the rest. Returns: bytes to send, whether more may come."""
@@ -219,10 +223,16 @@ class Attempt:
             raise unreachable(self._facts, error) from error
         return splitter.rest(), False
 
-    async def _break_off(self, response: web.StreamResponse, error: RouterError) -> None:
-        """The client's answer has begun and cannot be completed: its last event says so."""
+    async def _break_off(self, response: web.StreamResponse, error: RouterError) -> web.StreamResponse:
+        """The client's answer has begun and cannot be completed: its last event says so.
+
+        Raises: ConnectionResetError if it is the client that takes nothing.
+        """
+        if isinstance(error, ClientTooSlowError):
+            self.finish.outcome = Outcome.CANCELLED
+            raise ConnectionResetError(error.message) from error
         self.finish.outcome = Outcome.FAILED
-        self.finish.error = error
         async with asyncio.timeout(self._times.client_write_s):
             await response.write(error_event(error, self._call.api.error_shape))
             await response.write_eof()
+        return response

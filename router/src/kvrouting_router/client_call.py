@@ -153,11 +153,17 @@ async def read_body(request: web.BaseRequest, *, limit_bytes: int, limit_s: floa
         raise BodyTooLargeError(f"the body has {declared} bytes; the limit is {limit_bytes}")
     if request.headers.get("Expect", "").lower() == "100-continue":
         await _say_continue(request)
+    content = request.content
+    if content.is_eof():  # a small body comes along with its headers
+        body: bytes = content.read_nowait()
+        if len(body) > limit_bytes:
+            raise BodyTooLargeError(f"the body has {len(body)} bytes; the limit is {limit_bytes}")
+        return body
     pieces: list[bytes] = []
     size = 0
     try:
         async with asyncio.timeout(limit_s):
-            while piece := await request.content.readany():
+            while piece := await content.readany():
                 size += len(piece)
                 if size > limit_bytes:
                     raise BodyTooLargeError(f"the body has more than the limit of {limit_bytes} bytes")

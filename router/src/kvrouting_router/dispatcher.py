@@ -68,11 +68,13 @@ class Dispatcher:
         for action in self._policy.handle(event, now_ms=self._now_ms()):
             self._answer(action)
 
-    async def place(self, request: RoutingRequest, *, arrived_ms: float | None = None) -> Reservation:
-        """Waits until the policy gives the request a worker.
+    async def place(
+        self, request: RoutingRequest, *, arrived_ms: float | None = None, deadline_s: float | None = None
+    ) -> Reservation:
+        """Waits until the policy gives the request a worker, or until the loop's time `deadline_s`.
 
-        Raises: NoWorkerReadyError, OverloadedError as the policy refuses; StoppingError at shutdown. Whatever ends
-        the wait, also cancellation, leaves nothing reserved.
+        Raises: TimeoutError; NoWorkerReadyError, OverloadedError as the policy refuses; StoppingError at shutdown.
+        Whatever ends the wait, also cancellation, leaves nothing reserved.
         """
         if self._stopping:
             raise StoppingError("the router is shutting down")
@@ -83,11 +85,14 @@ class Dispatcher:
         except BaseException:
             del self._unanswered[request.request_id]
             raise
-        try:
-            action = await future
-        except BaseException:
-            self._withdraw(request.request_id)
-            raise
+        if not future.done():
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await future
+            except BaseException:
+                self._withdraw(request.request_id)
+                raise
+        action = future.result()
         if isinstance(action, Refusal):
             raise refusal_error(action)
         return Reservation(self, action)

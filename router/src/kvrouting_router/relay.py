@@ -132,8 +132,7 @@ class Relay:
         call = request.call
         try:
             with request.trace.decide():
-                async with asyncio.timeout_at(call.deadline_s):
-                    reservation = await self.place(request.routing, arrived_ms=call.arrived_ms)
+                reservation = await self.place(request.routing, arrived_ms=call.arrived_ms, deadline_s=call.deadline_s)
                 request.trace.decided(reservation.decision)
         except TimeoutError as error:
             raise TotalTimeoutError("no worker had room within the request's total time limit") from error
@@ -142,12 +141,13 @@ class Relay:
             self._metrics.retries.inc()
         return reservation
 
-    async def place(self, routing: RoutingRequest, *, arrived_ms: float | None = None) -> Reservation:
-        """A reservation for the request; refusals are counted, some decisions audited."""
+    async def place(
+        self, routing: RoutingRequest, *, arrived_ms: float | None = None, deadline_s: float | None = None
+    ) -> Reservation:
+        """A reservation for the request; refusals are counted, some decisions audited. Raises: as the dispatcher."""
         started_s = perf_counter()
-        waiting = self._dispatcher.place(routing, arrived_ms=arrived_ms)
         try:
-            reservation = await waiting
+            reservation = await self._dispatcher.place(routing, arrived_ms=arrived_ms, deadline_s=deadline_s)
         except (NoWorkerReadyError, OverloadedError, StoppingError) as refusal:
             self._metrics.refusals.labels(type(refusal).__name__).inc()
             raise

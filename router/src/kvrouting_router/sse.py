@@ -7,6 +7,8 @@ from collections import deque
 # An "event" beyond this is no event stream that anybody means; it is passed on as it comes.
 _LONGEST_EVENT_BYTES = 1 << 20
 _KEPT_PIECES = 3
+# OpenAI's usage is the last event, SGLang's is in every one.
+_USAGE_WITHIN = 2
 
 
 class EventSplitter:
@@ -45,10 +47,15 @@ class EventSplitter:
         return bool(self._last) and self._last[-1].rstrip().endswith(b"data: [DONE]")
 
     def last_payloads(self) -> list[bytes]:
-        """The JSON payloads of the last events, newest first, without the final [DONE]."""
+        """The JSON payloads of the last two events, newest first, without the final [DONE]."""
         lines = b"".join(self._last).splitlines()
-        payloads = [line[5:].strip() for line in reversed(lines) if line.startswith(b"data:")]
-        return [p for p in payloads if p != b"[DONE]"]
+        payloads: list[bytes] = []
+        for line in reversed(lines):
+            if line.startswith(b"data:") and not line.endswith(b"[DONE]"):
+                payloads.append(line[5:].strip())
+                if len(payloads) == _USAGE_WITHIN:
+                    break
+        return payloads
 
 
 def _end_of_last_event(data: bytes) -> int:
