@@ -193,6 +193,21 @@ def test_requests_before_the_first_byte_go_to_another_worker_and_later_ones_are_
     assert [(m.kind, m.at_ms) for m in run.marks] == [("killed", 900)]
 
 
+def test_a_client_that_sends_cut_requests_again_loses_none() -> None:
+    spec = Gsp(groups=20, prompts_per_group=1, lengths_tokens=(2048,), output_tokens=60)
+    steady = scenario(workload=spec, policy="round_robin", workers=[WorkerSpec()] * 2)
+    hurt = replace(steady, failures=[Failure(worker=0, killed_ms=900)])
+    cut = {r.request_id for r in simulate(hurt).records if r.outcome is Outcome.FAILED}
+    records = by_id(simulate(replace(hurt, resubmissions=1)))
+    assert all(r.outcome is Outcome.COMPLETED for r in records.values())
+    assert {name for name, r in records.items() if r.resubmissions} == cut
+    for name in cut:
+        again = records[name]
+        assert (again.worker, again.output_tokens) == ("w1/0", 60)
+        assert again.first_token_ms is not None
+        assert again.arrival_ms < 900 < again.first_token_ms
+
+
 def test_a_worker_that_returns_is_empty_and_serves_again() -> None:
     spec = scenario(
         policy="round_robin", workers=[WorkerSpec()] * 2, failures=[Failure(worker=0, killed_ms=1000, back_ms=2000)]

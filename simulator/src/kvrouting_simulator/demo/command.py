@@ -104,8 +104,7 @@ def _introduction(scenario: DemoScenario, *, virtual: bool) -> tuple[str, ...]:
     if virtual:
         lines.append(
             "Agreement: the same scenario with the same arrivals and the failure as it happened, run by the same "
-            "engine model, index and policies on a virtual clock, without processes. There a cut answer is not sent "
-            "again; it counts as lost."
+            "engine model, index and policies on a virtual clock, without processes."
         )
     return tuple(lines)
 

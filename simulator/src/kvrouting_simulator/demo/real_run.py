@@ -15,7 +15,7 @@ from kvrouting_simulator.demo.cluster import Cluster
 from kvrouting_simulator.demo.company import in_company
 from kvrouting_simulator.demo.cpu_use import CpuMeter
 from kvrouting_simulator.demo.pool_plan import worker_id
-from kvrouting_simulator.demo.scenario import DemoScenario, Hurt, Setup
+from kvrouting_simulator.demo.scenario import RESUBMISSIONS, DemoScenario, Hurt, Setup
 from kvrouting_simulator.loadgen.apis import build_api
 from kvrouting_simulator.loadgen.drive import Target, drive, lateness_notes
 from kvrouting_simulator.loadgen.generator import Limits, LoadGenerator
@@ -81,7 +81,7 @@ async def _drive(
         driving = drive(
             target,
             ScheduledClient(workload),
-            limits=Limits(resubmissions=1),
+            limits=Limits(resubmissions=RESUBMISSIONS),
             progress=progress,
             on_start=course.started.set_result,
         )

@@ -46,6 +46,7 @@ class Hurt:
 # prefixes stand to the caches as in the whole benchmark and a minute is enough to fill them.
 HALF_GSP = Gsp(groups=64, prompts_per_group=16, arrivals=PoissonArrivals(rate_per_s=12.0), requests=720)
 HALF_CAPACITY_TOKENS = 98_500
+RESUBMISSIONS = 1  # of a request whose answer was cut
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

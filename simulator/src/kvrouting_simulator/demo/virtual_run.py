@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvrouting_simulator.demo.scenario import DemoScenario, Setup
+from kvrouting_simulator.demo.scenario import RESUBMISSIONS, DemoScenario, Setup
 from kvrouting_simulator.experiment.scenario import Delays, Failure, Scenario, WorkerSpec
 from kvrouting_simulator.experiment.simulation import simulate
 from kvrouting_simulator.report import Run, summarise
@@ -34,6 +34,7 @@ def virtual_setup(scenario: DemoScenario, setup: Setup, *, real: Run) -> Run:
         seed=scenario.seed,
         delays=Delays(report_on_change=True),
         failures=_failures(scenario, real),
+        resubmissions=RESUBMISSIONS,
         goodput_ttft_ms=scenario.goodput_ttft_ms,
         settings=scenario.described(setup),
     )

@@ -35,6 +35,7 @@ from kvrouting_simulator.workloads import ReadyRequest
 class SimulatedRouter:
     """Holds each request from its arrival to its end and tells the policy what happens.
 
+    resubmissions: times that a client sends a request again whose answer was cut.
     send: carries a passage to the worker of its present attempt.
     on_end: told of each record, with the answer as far as it came.
     """
@@ -48,6 +49,7 @@ class SimulatedRouter:
         blocks: ChainHasher,
         namespace: Namespace,
         max_attempts: int,
+        resubmissions: int,
         send: Callable[[Passage, WorkerId], None],
         on_end: Callable[[RequestRecord, Sequence[int]], None],
     ) -> None:
@@ -57,6 +59,7 @@ class SimulatedRouter:
         self._blocks = blocks
         self._namespace = namespace
         self._max_attempts = max_attempts
+        self._resubmissions = resubmissions
         self._send = send
         self._on_end = on_end
         self._passages: dict[str, Passage] = {}
@@ -76,7 +79,7 @@ class SimulatedRouter:
     def arrive(self, ready: ReadyRequest) -> None:
         """A client's request is here."""
         blocks = self._blocks.hash_blocks(self._namespace, ready.prompt).tolist()
-        passage = Passage(ready=ready, blocks=blocks)
+        passage = Passage(ready=ready, blocks=blocks, arrived_ms=ready.start_ms)
         self._passages[ready.request_id] = passage
         self._offer(passage)
 
@@ -100,15 +103,24 @@ class SimulatedRouter:
         if passage is None or passage.attempt != attempt or passage.worker is None:
             return
         if passage.first_token_ms is not None:
-            self._end(passage, Outcome.FAILED, "cut: the worker died after the first byte")
+            self._cut(passage)
             return
-        if passage.attempt == self._max_attempts:
-            self._end(passage, Outcome.FAILED, f"unreachable: {passage.attempt} attempts failed")
+        if passage.attempts == self._max_attempts:
+            self._end(passage, Outcome.FAILED, f"unreachable: {passage.attempts} attempts failed")
             return
         self._tell(Ended(request_id=request_id, outcome=Outcome.FAILED))
         passage.excluded |= {passage.worker}
         passage.attempt += 1
         passage.worker = None
+        self._offer(passage)
+
+    def _cut(self, passage: Passage) -> None:
+        """The answer has begun and cannot be completed: the client may send the request again."""
+        if passage.resubmissions == self._resubmissions:
+            self._end(passage, Outcome.FAILED, "cut: the worker died after the first byte")
+            return
+        self._tell(Ended(request_id=passage.ready.request_id, outcome=Outcome.FAILED))
+        passage.begin_again(now_ms=self._clock.now_ms)
         self._offer(passage)
 
     def rejected(self, request_id: str, error: str) -> None:
@@ -155,7 +167,7 @@ class SimulatedRouter:
             prompt_tokens=len(ready.prompt),
             excluded=passage.excluded,
         )
-        self._tell(Arrival(request=request, arrived_ms=ready.start_ms))
+        self._tell(Arrival(request=request, arrived_ms=passage.arrived_ms))
 
     def _tell(self, event: Event) -> None:
         for action in self._policy.handle(event, now_ms=self._clock.now_ms):

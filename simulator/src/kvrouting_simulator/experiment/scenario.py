@@ -90,6 +90,7 @@ class Scenario:
     policy, policy_parameters: as `build_policy` takes them. block_tokens: routing block.
     seed: order and arrivals of the workload, evictions, the policy's ties.
     max_attempts: how often the router sends one request before it gives up.
+    resubmissions: how often a client sends a request again whose answer was cut.
     goodput_ttft_ms: target for the summary's goodput; None: none.
     settings: how the scenario was given, for the report; the run does not depend on it.
     """
@@ -105,6 +106,7 @@ class Scenario:
     failures: Sequence[Failure] = ()
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     max_attempts: int = 3
+    resubmissions: int = 0
     goodput_ttft_ms: float | None = None
     settings: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
 
@@ -114,6 +116,7 @@ class Scenario:
         routing_block_size(self.block_tokens)
         at_least(0, "seed", self.seed)
         at_least(1, "max_attempts", self.max_attempts)
+        at_least(0, "resubmissions", self.resubmissions)
         for failure in self.failures:
             if failure.worker >= len(self.workers):
                 raise ValueError(f"failures.worker {failure.worker} is not among the {len(self.workers)} workers")

@@ -95,6 +95,7 @@ class Simulation:
             blocks=blocks,
             namespace=NAMESPACE,
             max_attempts=scenario.max_attempts,
+            resubmissions=scenario.resubmissions,
             send=self._send,
             on_end=self._ended,
         )

@@ -17,11 +17,11 @@ from kvrouting_simulator.loadgen.drive import Target, drive, lateness_notes
 from kvrouting_simulator.loadgen.generator import Limits, LoadGenerator
 from kvrouting_simulator.loadgen.http_sender import FlushFailedError
 from kvrouting_simulator.loadgen.progress import ProgressView, progress_view
-from kvrouting_simulator.loadgen.workload_choice import WORKLOAD_NAMES, Traffic, build_client, build_spec, described
+from kvrouting_simulator.loadgen.workload_choice import Traffic, build_client, build_spec, described
 from kvrouting_simulator.report import Report, RequestRecord, Run, join_reports, load_report, save_report, summarise
 from kvrouting_simulator.report.document import ReportUnreadableError
 from kvrouting_simulator.report.table import comparison_table, trouble_lines
-from kvrouting_simulator.workloads.work_item import Client
+from kvrouting_simulator.workloads import WORKLOAD_NAMES, Client
 from kvrouting_tokenization import load_tokenizer
 
 
@@ -68,7 +68,7 @@ _EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--url", help="Endpoint, for example http://127.0.0.1:8080.")
 @click.option("--api", type=click.Choice(API_NAMES), default="generate", show_default=True, help="Request shape.")
 @click.option("--workload", type=click.Choice(WORKLOAD_NAMES), help="What is asked.  [default: gsp]")
-@click.option("--trace", type=_EXISTING, help="Replay this trace instead (JSON lines with hash_ids, or Azure's CSV).")
+@click.option("--trace", type=_EXISTING, help="The trace's file; its kind is seen unless --workload says it.")
 @click.option(
     "--set",
     "settings",
@@ -78,7 +78,7 @@ _EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     help="A number of the workload, for example groups=64; lists with commas. Repeatable.",
 )
 @click.option("--rate", type=_POSITIVE, help="Requests/s, Poisson.  [default: 12; a trace: its own times]")
-@click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="A trace's times run so much faster.")
+@click.option("--speed", type=_POSITIVE, help="A trace's times run so much faster.")
 @click.option("--requests", type=click.IntRange(min=1), help="Send at most so many.")
 @click.option("--duration", type=_POSITIVE, help="Send nothing that is due after so many seconds.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of order and arrivals.")
@@ -104,7 +104,7 @@ def bench(
     trace: Path | None,
     settings: Mapping[str, str],
     rate: float | None,
-    speed: float,
+    speed: float | None,
     requests: int | None,
     duration: float | None,
     seed: int,
@@ -127,11 +127,9 @@ def bench(
         return
     if url is None:
         raise click.UsageError("give --url, for example --url http://127.0.0.1:8080")
-    if trace is not None and workload is not None:
-        raise click.UsageError("give --workload or --trace, not both")
     try:
         traffic = Traffic(
-            workload=workload or "gsp",
+            workload=workload,
             trace=trace,
             settings=settings,
             rate_per_s=rate,
