@@ -134,7 +134,8 @@ class EventReader:
                     subscriptions[index] = self._kept_open(context, poller, rank, subscriptions[index])
                 self._take_turn(dict(poller.poll(_POLL_MS)), subscriptions, loads)
         finally:
-            for subscription in subscriptions:
+            for rank, subscription in zip(self._ranks, subscriptions, strict=True):
+                rank.connected = False
                 if subscription is not None:
                     subscription.close()
             for socket, _ in loads:
