@@ -1,0 +1,100 @@
+"""What one rank tells of itself: the answers of its state socket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvrouting_core.eviction import RandomizedLeafTokens
+from kvrouting_sglang.tree_reader import TreeReader
+
+if TYPE_CHECKING:
+    from kvrouting_sglang.cache import PolicyRadixCache
+
+_VERSION = 1
+_PAGES_PER_CHUNK = 512
+_MARKS_COUNTED_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankIdentity:
+    """epoch: new for each process. seed: of the policy's coins, the same on all tensor-parallel ranks."""
+
+    epoch: str
+    dp_rank: int
+    policy: str
+    seed: int
+
+
+class EngineState:
+    """Answers `state` and `snapshot` from any thread."""
+
+    def __init__(
+        self,
+        cache: PolicyRadixCache,
+        *,
+        identity: RankIdentity,
+        reader: TreeReader,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache = cache
+        self._tree = cache.tree_core
+        self._identity = identity
+        self._reader = reader
+        self._clock_s = clock_s
+        self._marked: tuple[float, int | None] | None = None
+
+    def state(self) -> Iterator[dict[str, Any]]:
+        """One answer. Without KV events the engine hashes no pages: position, count and digest are left out."""
+        position = self._tree.kv_events.published
+        yield {
+            "version": _VERSION,
+            "epoch": self._identity.epoch,
+            "dp_rank": self._identity.dp_rank,
+            "page_size": self._tree.page_size,
+            **(position._asdict() if self._tree.kv_events.enabled else {}),
+            "capacity_tokens": self._cache.token_to_kv_pool_allocator.size,
+            "cached_tokens": sum(self._tree_sizes()),
+            "eviction": self._eviction(),
+        }
+
+    def snapshot(self) -> Iterator[dict[str, Any]]:
+        """The tree in chunks, all with the position that stood when the first one was asked for."""
+        if not self._tree.kv_events.enabled:
+            yield {"error": "the engine hashes no pages: start it with --kv-events-config"}
+            return
+        head = {"epoch": self._identity.epoch, "position": self._tree.kv_events.published.sequence}
+        chunk: list[Any] = []
+        pages = 0
+        for events in self._reader.snapshot():
+            chunk += events
+            pages += sum(len(event.block_hashes) for event in events)
+            if pages >= _PAGES_PER_CHUNK:
+                yield {**head, "events": chunk}
+                chunk, pages = [], 0
+        yield {**head, "events": chunk}
+
+    def _tree_sizes(self) -> tuple[int, int]:
+        return self._tree.evictable_size(), self._tree.protected_size()
+
+    def _eviction(self) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "policy": self._identity.policy,
+            "live": self._cache.tree_core.is_bound,
+            "seed": self._identity.seed,
+            "evicted_tokens": self._tree.evicted_tokens,
+        }
+        policy = self._tree.policy
+        if isinstance(policy, RandomizedLeafTokens):
+            told["phase"] = policy.phase
+            told["marked_tokens"] = self._marked_tokens()
+        return told
+
+    def _marked_tokens(self) -> int | None:
+        """As counted at most 5 s ago: the count walks over all nodes."""
+        now_s = self._clock_s()
+        if self._marked is None or now_s - self._marked[0] >= _MARKS_COUNTED_EVERY_S:
+            self._marked = (now_s, self._reader.marked_tokens())
+        return self._marked[1]

@@ -1,0 +1,213 @@
+"""SGLang's radix tree with a policy of ours that chooses what is evicted.
+
+The tree stays SGLang's: nodes, locks, sizes, hashes, events. What differs is who chooses the victims, and that a leaf
+can lose only its tail. Everything that another thread may read changes between two counts of `version`.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+
+from kvrouting_core.eviction import EvictionPolicy, NodeRecord, PathAccess
+from kvrouting_sglang.event_ledger import EventLedger
+from kvrouting_sglang.leaf_set import PolicyLeaves
+from kvrouting_sglang.node_shelf import NodeShelf
+
+
+@dataclass
+class PolicyInitParams(CacheInitParams):  # type: ignore[misc]
+    """SGLang's parameters of a cache, and the policy that this one is to use."""
+
+    policy: EvictionPolicy[Any] = field(kw_only=True)
+
+
+class PolicyTreeNode(UnifiedTreeNode):  # type: ignore[misc]
+    """record: what the policy keeps about the node; None for the root."""
+
+    def __init__(self, tree_components: Any, priority: int = 0) -> None:
+        super().__init__(tree_components, priority)
+        self.record: NodeRecord | None = None
+
+
+class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
+    """Overrides where nodes appear, split and vanish, and where an insert ends."""
+
+    def __init__(self, params: PolicyInitParams, components: Any) -> None:
+        self.policy = params.policy
+        self.live_nodes = NodeShelf()
+        self.version = 0
+        self.evicted_tokens = 0
+        super().__init__(params, components)
+        recorder = self.kv_events
+        self.kv_events = EventLedger(
+            enabled=recorder.enabled,
+            page_size=recorder.page_size,
+            dynamo_format=recorder.dynamo_format,
+            lora_names=recorder.lora_names,
+        )
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the policy hears of every leaf and so chooses the victims."""
+        return isinstance(self.evictable_device_leaves, PolicyLeaves)
+
+    def holds(self, node: PolicyTreeNode) -> bool:
+        """Whether the node is in the tree."""
+        return node.id in self._node_arena
+
+    def reset(self) -> None:
+        """Empties the tree; the policy keeps its coins and its phase."""
+        self.version += 1
+        self.live_nodes.clear()
+        super().reset()
+        self.evictable_device_leaves = PolicyLeaves(self.policy, self.page_size)
+        self.policy.clear()
+        self.version += 1
+
+    def evict_pages(self, pages: int) -> list[Any]:
+        """Cuts so many pages, or as many as are evictable, from the tails of leaves that the policy chooses.
+
+        Returns the freed slots, one tensor per leaf, which the caller gives back to the allocator.
+        """
+        slots: list[Any] = []
+        hashes: list[int] = []
+        for record, count in self.policy.choose(pages, self._uncover):
+            self.version += 1
+            slots.append(self._cut(record, count, hashes))
+            self.version += 1
+        freed = sum(map(len, slots))
+        self.component_evictable_size_[BASE_COMPONENT_TYPE] -= freed
+        self.evicted_tokens += freed
+        self.kv_events.record_tails(hashes)
+        return slots
+
+    def _uncover(self, record: NodeRecord) -> NodeRecord | None:
+        """Takes a wholly chosen leaf off its parent; the parent's record, if that is now an unlocked leaf."""
+        node = record.owner
+        parent = node.parent
+        leaves: PolicyLeaves = self.evictable_device_leaves
+        leaves.discard_chosen(node)
+        self._remove_leaf_from_parent(node)
+        if not self._is_device_leaf(parent):
+            return None
+        leaves.add_uncovered(parent)
+        uncovered: NodeRecord = parent.record
+        return uncovered
+
+    def _cut(self, record: NodeRecord, pages: int, hashes: list[int]) -> Any:
+        """Removes a leaf's last pages, or all of it once it is off its parent; its published hashes go to `hashes`."""
+        node = record.owner
+        data = node.component_data[BASE_COMPONENT_TYPE]
+        kept = record.pages - pages
+        ledger: EventLedger = self.kv_events
+        if ledger.enabled:
+            hashes.extend(ledger.published_hashes(node, ledger.hash_values(node)[kept:]))  # type: ignore[index]
+        if not kept:
+            record.owner = None
+            return data.value
+        for values in (node.hash_value, node.event_hash_value):
+            if values is not None:
+                del values[kept:]
+        kept_tokens = kept * self.page_size
+        freed = data.value[kept_tokens:]
+        data.value = data.value[:kept_tokens]
+        key = node.key
+        # The ids are shared with whoever made the key, so they are capped and not cut.
+        node.key = RadixKey(key.token_ids, key.extra_key, limit=kept_tokens, cache_salt=key.cache_salt)
+        self.policy.trimmed(record, pages)
+        return freed
+
+    # ---- SGLang's methods, extended ------------------------------------------------------------------------------
+
+    def _new_node(self, priority: int = 0) -> PolicyTreeNode:
+        node = PolicyTreeNode(self.component_types, priority=priority)
+        self._register_node(node)
+        return node
+
+    def _register_node(self, node: PolicyTreeNode) -> None:
+        super()._register_node(node)
+        self.live_nodes.put(node)
+
+    def _unregister_node(self, node: PolicyTreeNode) -> None:
+        super()._unregister_node(node)
+        self.live_nodes.take(node)
+
+    def _add_new_node(self, *args: Any, **kwargs: Any) -> PolicyTreeNode:
+        self.version += 1
+        node: PolicyTreeNode = super()._add_new_node(*args, **kwargs)
+        self.version += 1
+        return node
+
+    def _remove_leaf_from_parent(self, node: PolicyTreeNode) -> None:
+        self.version += 1
+        super()._remove_leaf_from_parent(node)
+        self.version += 1
+
+    def _split_node(self, key: RadixKey, child: PolicyTreeNode, split_len: int) -> tuple[PolicyTreeNode, Any]:
+        self.version += 1
+        upper, action = super()._split_node(key, child, split_len)
+        upper.record = self.policy.split(child.record, upper, split_len // self.page_size)
+        self.version += 1
+        return upper, action
+
+    def _insert_tail_step(self, state: Any) -> None:
+        super()._insert_tail_step(state)
+        self._accessed(state)
+
+    def _accessed(self, state: Any) -> None:
+        """Tells the policy of the path that was inserted.
+
+        SGLang has no hook for the admission of a request: it looks up and locks requests that it then leaves waiting.
+        A request's first insert shows it: what was cached before (`prev_prefix_len`) has been hit. Nothing that the
+        request hit could be evicted in between, because it was locked.
+        """
+        params = state.params
+        page_size = self.page_size
+        records = _records_to(state.target_node)
+        key = params.key
+        tokens = len(key) // page_size * page_size
+        path = {"namespace": (key.extra_key, key.cache_salt), "tokens": _packed(key.token_ids[:tokens])}
+        pages = tokens // page_size
+        if params.inserted_len == 0:
+            hit_pages = min(params.prev_prefix_len // page_size, pages)
+            self.policy.admitted(
+                PathAccess(**path, pages=pages, hit_pages=hit_pages, records=_within(records, hit_pages))
+            )
+        found = state.total_prefix_length // page_size
+        self.policy.inserted(PathAccess(**path, pages=pages, hit_pages=found, records=records))
+
+
+def _records_to(node: PolicyTreeNode) -> list[NodeRecord]:
+    """The records from the root's child down to a node."""
+    records = []
+    while node.parent is not None:
+        records.append(node.record)
+        node = node.parent
+    records.reverse()
+    return records
+
+
+def _within(records: Sequence[NodeRecord], pages: int) -> list[NodeRecord]:
+    """The leading records that lie within so many pages."""
+    within = []
+    for record in records:
+        pages -= record.pages
+        if pages < 0:
+            break
+        within.append(record)
+    return within
+
+
+def _packed(token_ids: array[int]) -> bytes:
+    """Token ids, held by SGLang in 64 bits each, as unsigned 32-bit integers in machine order."""
+    halves = memoryview(token_ids).cast("B").cast("I")
+    return halves[::2].tobytes() if sys.byteorder == "little" else halves[1::2].tobytes()
