@@ -14,6 +14,8 @@ import pytest
 from kvrouting.v1 import sync_pb2
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.routing.events import LoadReport
+from kvrouting_router.grpc_sync import PoolTerms, read_heartbeat, read_hello
+from kvrouting_router.sync_session import SyncSession
 from tests.fakes.fake_http_engine import Answer, chat_chunk, running_engine
 from tests.fakes.fake_sidecar import fake_sidecar, hello
 from tests.router.recording_policy import Recording
@@ -229,7 +231,7 @@ async def test_each_doubt_brings_one_snapshot_and_then_the_right_view(doubt: str
         assert (await router.worker())["resyncs"] == 1
 
 
-async def test_a_new_epoch_drops_the_old_tree_at_once_and_fences_the_old_stream() -> None:
+async def test_a_new_epoch_drops_the_old_tree_at_once_and_ends_the_old_stream() -> None:
     text = "x" * 160
     async with running_engine() as engine, running_router(config(policy="lbgr")) as router:
         old = await router.sidecar(engine)
@@ -241,17 +243,10 @@ async def test_a_new_epoch_drops_the_old_tree_at_once_and_fences_the_old_stream(
             assert index.count(A) == 0
             worker = await router.worker()
             assert (worker["state"], worker["epoch"]) == ("syncing", "e2")
-            # What is still under way from the old process changes nothing.
-            await old.delta(extended=[(0, [5, 6, 7])])
-            await old.heartbeat()
+            await old.ended()  # it can only come again with another Hello
             await new.snapshot([1, 2])
             await router.state("pod-a/0", "live")
-            await old.snapshot([5, 6, 7])
-            await old.acks(4)
             assert (index.count(A), index.digest(A)) == (2, 3)
-            assert await router.metric("fenced_messages_total") >= 3
-            await old.close()
-            assert (await router.worker())["state"] == "live"
             async with fake_sidecar(router.grpc_target, router.greeting(engine), token="join") as late:
                 with pytest.raises(grpc.aio.AioRpcError) as refusal:
                     await late.connect()
@@ -302,10 +297,67 @@ async def test_a_worker_silent_for_long_is_gone_and_may_come_back() -> None:
         await sidecar.delta(extended=[(0, [1, 2, 3])])
         await router.until(lambda: not len(router.router.pool.registry))
         assert router.router.pool.index.workers() == frozenset()
-        # Its old stream is fenced, a new one of the same process is welcome.
-        await sidecar.delta(extended=[(3, [4])])
+        # Its stream ends, so that a sidecar that lives says Hello again; a new one of the same process is welcome.
+        await sidecar.ended()
         await router.sidecar(engine)
         assert router.router.pool.index.count(A) == 0
+
+
+async def test_a_stream_of_requests_goes_on_when_its_worker_is_gone() -> None:
+    gate = asyncio.Event()
+    settings = config(options=options(sync={"heartbeat_interval_s": 0.05, "silence_s": 0.1, "gone_s": 0.3}))
+    async with running_engine() as engine, running_router(settings) as router:
+        engine.answer = lambda _: Answer(pieces=[chat_chunk("a")], gates=[gate])
+        await router.sidecar(engine)
+        running = asyncio.create_task(router.post("/v1/chat/completions", chat(stream=True)))
+        await router.until(lambda: not len(router.router.pool.registry))
+        gate.set()
+        status, body, _ = await running
+        assert (status, body) == (200, chat_chunk("a"))
+        await router.nothing_is_left()
+
+
+async def test_what_a_gone_process_still_says_changes_nothing() -> None:
+    """Messages that were under way when the new process said Hello."""
+    async with running_engine() as engine, running_router() as router:
+        pool = router.router.pool
+        terms = PoolTerms(
+            pool="p",
+            model="m",
+            block_size_tokens=16,
+            hash_key_id=HASHER.key_id,
+            tokenizer_fingerprint="",
+            join_token=None,
+        )
+        sessions = []
+        for epoch in ("e1", "e2"):
+            facts = read_hello(router.greeting(engine, epoch=epoch), terms)
+            opening = pool.hello(facts)
+            assert opening.stream is not None
+            sessions.append(
+                SyncSession(
+                    pool=pool,
+                    worker=A,
+                    epoch=epoch,
+                    stream=opening.stream,
+                    send=lambda _: None,
+                    metrics=router.router.metrics,
+                    slice_blocks=100,
+                    now_s=asyncio.get_running_loop().time,
+                )
+            )
+            await sessions[-1].snapshot(
+                epoch=epoch, first=True, last=True, next_sequence=0, runs=[sync_pb2.BlockRun(blocks=[1, 2])]
+            )
+        old, _ = sessions
+        await old.snapshot(epoch="e1", first=True, last=True, next_sequence=0, runs=[sync_pb2.BlockRun(blocks=[7])])
+        await old.delta(epoch="e1", sequence=0, clear=True, trimmed=[], extended=[])
+        old.draining(epoch="e0", reason="late")
+        vitals = read_heartbeat(sync_pb2.Heartbeat(engine_healthy=False), read_hello(router.greeting(engine), terms))
+        old.heartbeat(epoch="e1", next_sequence=0, digest=0, vitals=vitals)
+        assert (pool.index.count(A), pool.index.digest(A)) == (2, 3)
+        assert (await router.worker())["state"] == "live"
+        assert await router.metric("fenced_messages_total") == 4
 
 
 async def test_an_unhealthy_engine_is_not_chosen() -> None:

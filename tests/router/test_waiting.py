@@ -102,7 +102,7 @@ async def test_beyond_the_limit_of_the_queue_clients_are_told_when_to_come_again
         status, body, headers = await router.post("/v1/chat/completions", chat())
         assert (status, body["error"]["type"]) == (429, "rate_limit_error")
         assert int(headers["retry-after"]) >= 1
-        assert await router.metric("refusals_total", reason="OverloadedError") == 1
+        assert await router.metric("refusals_total", reason="overloaded") == 1
         status, body, _ = await router.post("/generate", {"text": "x"})
         assert (status, set(body["error"])) == (429, {"message"})
         gate.set()

@@ -68,6 +68,8 @@ class HeadersTooLargeError(RouterError):
 class OverloadedError(RouterError):
     """Every worker is past its limit."""
 
+    refusal = "overloaded"
+
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
@@ -80,9 +82,13 @@ class NotReadyError(RouterError):
 class NoWorkerReadyError(NotReadyError):
     """No worker may be chosen."""
 
+    refusal = "no_worker"
+
 
 class StoppingError(NotReadyError):
     """The router is shutting down."""
+
+    refusal = "stopping"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -206,12 +206,18 @@ class WorkerSyncService(sync_pb2_grpc.WorkerSyncServicer):
         await context.write(self._welcome())
         reason = "the stream was closed"
         writer = asyncio.create_task(self._write(context, outbox))
+        reader = asyncio.create_task(self._read(context, session, facts, outbox))
         try:
-            await self._read(context, session, facts, outbox)
+            await asyncio.wait((reader, session.ended), return_when=asyncio.FIRST_COMPLETED)
+            if session.ended.done():
+                reason = session.ended.result()
+                await context.abort(grpc.StatusCode.ABORTED, reason)
+            reader.result()
         except asyncio.CancelledError:
             reason = "the stream broke"
             raise
         finally:
+            reader.cancel()
             writer.cancel()
             session.close(reason=reason)
             _logger.info("sync stream ended", extra={"fields": {"worker": facts.worker, "reason": reason}})

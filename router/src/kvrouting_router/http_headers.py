@@ -28,7 +28,10 @@ def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
 
 
 def _without(headers: Headers, names: Iterable[str]) -> CIMultiDict[str]:
-    return CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in names)
+    passed = CIMultiDict(headers)
+    for name in names:
+        passed.popall(name, None)
+    return passed
 
 
 def to_engine(headers: CIMultiDictProxy[str], *, drop_authorization: bool) -> CIMultiDict[str]:

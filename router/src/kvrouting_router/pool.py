@@ -36,6 +36,9 @@ class ViewStream(Protocol):
     def is_applying(self) -> bool:
         """A message is half applied: the view may contradict itself for this moment."""
 
+    def end(self, reason: str) -> None:
+        """Nothing it says is heard any more: the sidecar must open another one."""
+
 
 class Pool:
     """All mutable knowledge of workers, changed on the event loop alone."""
@@ -97,8 +100,11 @@ class Pool:
         return worker
 
     def stream_opened(self, worker: WorkerId, stream: ViewStream) -> None:
-        """This stream now speaks for the worker."""
+        """This stream now speaks for the worker; an earlier one ends."""
+        former = self._streams.get(worker)
         self._streams[worker] = stream
+        if former is not None:
+            former.end(f"another stream of {worker} has taken over")
 
     def stream_closed(self, worker: WorkerId, stream: ViewStream, *, reason: str) -> None:
         """A stream ended. Nothing follows from it at once but the end of a drain: silence decides."""
@@ -152,9 +158,10 @@ class Pool:
             self.dispatcher.tell(WorkerJoined(profile=change.worker.facts.profile, restarted=restarted))
         elif change.new is WorkerState.GONE:
             self._forget_views(worker)
-            self._streams.pop(worker, None)
-            if change.worker.left == "":
-                self.order.leave(worker, for_good=False)
+            self.order.leave(worker, for_good=False)
+            stream = self._streams.pop(worker, None)
+            if stream is not None:
+                stream.end(f"{worker} is gone: {change.reason}")
             if worker in self._known_to_policy:
                 self._known_to_policy.discard(worker)
                 self.dispatcher.tell(WorkerGone(worker=worker, reason=change.reason))

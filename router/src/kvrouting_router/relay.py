@@ -29,6 +29,7 @@ from kvrouting_router.errors import (
     StoppingError,
     TotalTimeoutError,
     UpstreamError,
+    http_status,
 )
 from kvrouting_router.metrics import RouterMetrics
 from kvrouting_router.options import RouterOptions
@@ -86,8 +87,7 @@ class Relay:
             response = await self._serve(client, api, trace)
             status, error = response.status, ""
         except RouterError as failure:
-            error = failure.message
-            status = 0
+            status, error = http_status(failure), failure.message
             raise
         finally:
             trace.end(status=status, error=error or None)
@@ -149,7 +149,7 @@ class Relay:
         try:
             reservation = await self._dispatcher.place(routing, arrived_ms=arrived_ms, deadline_s=deadline_s)
         except (NoWorkerReadyError, OverloadedError, StoppingError) as refusal:
-            self._metrics.refusals.labels(type(refusal).__name__).inc()
+            self._metrics.refusals.labels(refusal.refusal).inc()
             raise
         decision = reservation.decision
         if decision.waited_ms == 0:

@@ -93,6 +93,17 @@ class SyncSession:
         self._claim: _Claim | None = None
         self._stop_listening: Callable[[], None] | None = None
         self.is_applying = False
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def end(self, reason: str) -> None:
+        """Nothing this stream says is heard any more: the sidecar must open another one."""
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    @property
+    def ended(self) -> asyncio.Future[str]:
+        """Done, with the reason, when the stream must end."""
+        return self._ended
 
     def close(self, *, reason: str) -> None:
         """The stream has ended."""
