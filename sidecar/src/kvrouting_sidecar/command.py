@@ -108,16 +108,20 @@ def settings_from(**options: Any) -> Settings:
             token=_secret(options["drain_token_file"], options["drain_token"]),
             limit_s=options["drain_timeout"],
         ),
-        credentials=RouterCredentials(
-            join_token=_secret(options["join_token_file"], options["join_token"]),
-            ca=_content(options["router_ca"]),
-            certificate=_content(options["router_certificate"]),
-            private_key=_content(options["router_private_key"]),
-        ),
+        credentials=_credentials(options),
         stream_times=StreamTimes(flush_s=options["flush_interval_ms"] / 1000),
         follower_times=FollowerTimes(verify_s=options["verify_interval"]),
         http_host=options["http_host"],
         http_port=options["http_port"],
+    )
+
+
+def _credentials(options: dict[str, Any]) -> RouterCredentials:
+    return RouterCredentials(
+        join_token=_secret(options["join_token_file"], options["join_token"]),
+        ca=_content(options["router_ca"]),
+        certificate=_content(options["router_certificate"]),
+        private_key=_content(options["router_private_key"]),
     )
 
 
