@@ -67,8 +67,9 @@ def steady_state(name: str, *, stored_tokens: int, prompt_tokens: int, shared_to
 
 
 def decode_steps(name: str, *, stored_tokens: int, requests: int, seed: int) -> Workload:
-    """Answers that an engine would store in pieces of 16 tokens: every event's fixed cost counts. SGLang stores an answer when
-    it ends, so this is beyond what it does.
+    """Answers stored in pieces of 16 tokens, so that every event's fixed cost counts.
+
+    SGLang stores an answer when it ends, so this is beyond what it does.
     """
     rng = random.Random(seed)
     tails: list[int | None] = [None] * requests
