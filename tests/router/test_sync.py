@@ -196,6 +196,8 @@ async def test_random_deltas_leave_exactly_the_workers_view() -> None:
         await router.until(lambda: router.router.metrics.digest_checks._value.get() >= 10)
         assert sidecar.count("snapshot_request") == 0
         assert await router.metric("drifts_total") == 0
+        assert await router.metric("sync_blocks_total", kind="added") >= len(sidecar.blocks)
+        assert await router.metric("sync_blocks_total", kind="trimmed") > 0
 
 
 @pytest.mark.parametrize("doubt", ["gap", "unknown parent", "digest", "count", "late"])

@@ -84,6 +84,8 @@ class SyncSession:
         self._stream = stream
         self._send = send
         self._metrics = metrics
+        self._added_blocks = metrics.sync_blocks.labels("added")
+        self._trimmed_blocks = metrics.sync_blocks.labels("trimmed")
         self._slice_blocks = slice_blocks
         self._now_s = now_s
         self._received = 0
@@ -186,6 +188,7 @@ class SyncSession:
         for start in range(0, len(trimmed), self._slice_blocks):
             part = trimmed[start : start + self._slice_blocks]
             self._index.remove(self._worker, list(part))
+            self._trimmed_blocks.inc(len(part))
             await self._give_way(len(part))
         for run in extended:
             if run.parent and not self._pool.holds(self._worker, run.parent):
@@ -205,6 +208,7 @@ class SyncSession:
             ):
                 return
             add(self._worker, part)
+            self._added_blocks.inc(len(part))
             await self._give_way(len(part))
 
     async def _give_way(self, applied: int) -> None:
