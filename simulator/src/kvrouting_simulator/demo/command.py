@@ -96,9 +96,10 @@ def _introduction(scenario: DemoScenario, *, virtual: bool) -> tuple[str, ...]:
             "groups on caches of half the tokens, so that shared prefixes stand to caches as in the whole benchmark."
         ),
         (
-            "In each half one engine is killed with signal 9 and started again with an empty cache. A request whose "
-            "answer had not begun goes to another worker inside the router. One whose answer was cut is sent again "
-            "by the client, once; it is counted in the table and its latency counts from its first arrival."
+            "In each half one engine is killed with signal 9 while it has requests, and started again with an empty "
+            "cache. A request whose answer had not begun goes to another worker inside the router. One whose answer "
+            "was cut is sent again by the client, once; it is counted in the table and its latency counts from its "
+            "first arrival."
         ),
     ]
     if virtual:

@@ -25,6 +25,7 @@ from kvrouting_simulator.workloads.client import ScheduledClient
 
 _BUSY_SHARE = 0.85  # of all cores: above it processes wait for one another and times are no longer the engines'
 _RETURN_LIMIT_S = 30.0
+_BUSY_POLL_S = 0.02
 
 
 @dataclass(slots=True)
@@ -96,14 +97,25 @@ async def _hurt(pool: Cluster, hurt: Hurt, course: _Course, *, before_kill: Call
         course.marks.append(PoolMark(at_ms=generator.now_ms, kind=kind, worker=worker))
 
     await _sleep_until(hurt.killed_ms, lambda: generator.now_ms)
+    course.in_flight_at_kill = await _busy_moment(pool, worker, patience_ms=hurt.busy_within_ms)
     before_kill()
-    course.in_flight_at_kill = int((await pool.workers())[worker]["in_flight"])
     mark("killed")
     await pool.kill_engine(hurt.worker)
-    await _sleep_until(hurt.killed_ms + hurt.away_ms, lambda: generator.now_ms)
+    await asyncio.sleep(hurt.away_ms / 1000)
     await pool.restart_engine(hurt.worker)
     await pool.wait_live([hurt.worker], timeout_s=_RETURN_LIMIT_S)
     mark("returned")
+
+
+async def _busy_moment(pool: Cluster, worker: str, *, patience_ms: float) -> int:
+    """Returns when the router has requests at the worker, or patience ends: how many it has."""
+    tries = max(1, round(patience_ms / 1000 / _BUSY_POLL_S))
+    for _ in range(tries):
+        in_flight = int((await pool.workers())[worker]["in_flight"])
+        if in_flight:
+            return in_flight
+        await asyncio.sleep(_BUSY_POLL_S)
+    return 0
 
 
 async def _sleep_until(moment_ms: float, now_ms: Callable[[], float]) -> None:

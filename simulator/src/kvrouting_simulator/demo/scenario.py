@@ -29,11 +29,15 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hurt:
-    """The engine of a worker is killed at killed_ms and started again at its ports away_ms later."""
+    """The engine of a worker is killed and, away_ms later, started again at its ports.
+
+    It dies at the first moment from killed_ms on at which it has requests, busy_within_ms later at the latest.
+    """
 
     worker: int
     killed_ms: float
     away_ms: float
+    busy_within_ms: float = 2000.0
 
     def __post_init__(self) -> None:
         if self.killed_ms < 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,12 +159,24 @@ def _api(name: str, model: str, tokenizer: str | None) -> Api:
     return build_api(name, model=model, decode=decode)
 
 
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed: a faster generator is late less often."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
 def _run(target: Target, traffic: Traffic, limits: Limits, outputs: Outputs) -> None:
     console = Console()
     spec = build_spec(traffic)
     client, planned = build_client(spec, seed=traffic.seed)
-    with progress_view(console, traffic.name, total=planned, monotonic_s=time.monotonic) as progress:
-        records = asyncio.run(_drive_interruptibly(target, client, limits, progress))
+    with (
+        progress_view(console, traffic.name, total=planned, monotonic_s=time.monotonic) as progress,
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        records = runner.run(_drive_interruptibly(target, client, limits, progress))
     if not records:
         raise InterruptedRunError("stopped before anything was sent: there is nothing to report")
     summary = summarise(records, goodput_ttft_ms=outputs.goodput_ttft_ms)
