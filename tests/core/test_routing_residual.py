@@ -92,7 +92,7 @@ class TestInThePolicy:
         pool.end(request_id, outcome, output_tokens=1 if outcome is Outcome.COMPLETED else None)
 
     def test_a_completed_request_is_compared_with_its_prediction(self) -> None:
-        pool = RoutingPool("lbgr", "a", parameters={"initial_output_tokens": 1})
+        pool = RoutingPool("lbgr", "a", parameters={"residual": "on", "initial_output_tokens": 1})
         foreseen_ms = pool.decide("probe", tokens=4096).chosen.service_ms
         pool.end("probe", Outcome.CANCELLED)
         for number in range(60):
@@ -104,14 +104,14 @@ class TestInThePolicy:
 
     @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.REJECTED, Outcome.CANCELLED])
     def test_what_did_not_complete_teaches_nothing(self, outcome: Outcome) -> None:
-        pool = RoutingPool("lbgr", "a")
+        pool = RoutingPool("lbgr", "a", parameters={"residual": "on"})
         for number in range(20):
             self.served(pool, f"r{number}", 9000.0, outcome)
         assert pool.decide("last", tokens=4096).chosen.residual_ms == 0
         assert pool.belief("a").observations == 0
 
     def test_a_long_answer_is_not_held_against_the_worker(self) -> None:
-        pool = RoutingPool("lbgr", "a", parameters={"initial_output_tokens": 4})
+        pool = RoutingPool("lbgr", "a", parameters={"residual": "on", "initial_output_tokens": 4})
         prefill_ms = pool.decide("probe", tokens=4096, max_output_tokens=1).chosen.service_ms
         pool.end("probe", Outcome.CANCELLED)
         for number in range(30):
@@ -121,7 +121,7 @@ class TestInThePolicy:
         assert pool.decide("last", tokens=4096, max_output_tokens=1).chosen.residual_ms == pytest.approx(0, abs=1)
 
     def test_what_ended_after_a_restart_teaches_nothing(self) -> None:
-        pool = RoutingPool("lbgr", "a")
+        pool = RoutingPool("lbgr", "a", parameters={"residual": "on"})
         pool.decide("r", tokens=4096)
         pool.join("a", restarted=True)
         pool.now_ms += 90_000
@@ -129,7 +129,7 @@ class TestInThePolicy:
         assert pool.belief("a").observations == 0
 
     def test_it_can_be_turned_off(self) -> None:
-        pool = RoutingPool("lbgr", "a", parameters={"residual": "off"})
+        pool = RoutingPool("lbgr", "a")
         for number in range(20):
             self.served(pool, f"r{number}", 9000.0, Outcome.COMPLETED)
         assert pool.decide("last", tokens=4096).chosen.residual_ms == 0
