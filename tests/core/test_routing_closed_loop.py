@@ -222,12 +222,12 @@ class TestUnluckyWorker:
         for worker in ("a", "b"):
             pool.join(worker)
         chosen, median_ms = self.later(pool)
-        _, ours_ms = self.later(RoutingPool("lbgr", "a", "b"))
+        _, ours_ms = self.later(RoutingPool("lbgr", "a", "b", parameters={"residual": "on"}))
         assert chosen == 0
         assert median_ms > 3 * ours_ms
 
     @pytest.mark.parametrize("parameters", [{}, {"price": 0}, {"queue": "decayed"}])
     def test_ours_does(self, parameters: dict[str, object]) -> None:
-        chosen, median_ms = self.later(RoutingPool("lbgr", "a", "b", parameters=parameters))
+        chosen, median_ms = self.later(RoutingPool("lbgr", "a", "b", parameters={"residual": "on", **parameters}))
         assert 75 <= chosen <= 175
         assert median_ms < 1500

@@ -128,7 +128,7 @@ class TestInThePolicy:
         pool.end("r", output_tokens=4)
         assert pool.belief("a").observations == 0
 
-    def test_it_can_be_turned_off(self) -> None:
+    def test_it_is_off_unless_it_is_asked_for(self) -> None:
         pool = RoutingPool("lbgr", "a")
         for number in range(20):
             self.served(pool, f"r{number}", 9000.0, Outcome.COMPLETED)

@@ -317,8 +317,9 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     **{name: (name, {}) for name in POLICY_NAMES},
     "lbgr without our terms": (
         "lbgr",
-        {"queue": "decayed", "price": 0, "decode_price": 0, "residual": "off", "learned_speed": "off"},
+        {"queue": "decayed", "price": 0, "decode_price": 0, "learned_speed": "off"},
     ),
+    "lbgr with residual": ("lbgr", {"residual": "on"}),
     "lbgr exploring": ("lbgr", {"exploration_share": 0.5, "exploration_requests": 2, "price": 2}),
 }
 
