@@ -17,6 +17,7 @@ class RouterMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._define_requests()
+        self._define_tokens()
         self._define_sync()
 
     def _define_requests(self) -> None:
@@ -52,15 +53,18 @@ class RouterMetrics:
             "Template, tokenizer and hash of one request, waiting for a thread included",
             buckets=_FAST_S, registry=r,
         )  # fmt: skip
+        self.rejected = Counter(
+            "kvrouting_router_rejected_requests", "Requests that the router itself rejected", ["error"], registry=r
+        )
+
+    def _define_tokens(self) -> None:
+        r = self.registry
         self.prompt_tokens = Counter("kvrouting_router_prompt_tokens", "Prompt tokens dispatched", registry=r)
         self.matched_tokens = Counter(
             "kvrouting_router_matched_tokens", "Prompt tokens that the chosen worker held by the index", registry=r
         )
         self.cached_tokens = Counter(
             "kvrouting_router_cached_tokens", "Prompt tokens that engines report as cached", registry=r
-        )
-        self.rejected = Counter(
-            "kvrouting_router_rejected_requests", "Requests that the router itself rejected", ["error"], registry=r
         )
 
     def _define_sync(self) -> None:
