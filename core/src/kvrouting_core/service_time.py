@@ -57,20 +57,13 @@ class StepTimes:
             return 0.0
         # Experts touched grow with the batch: linear from one request to eight, flat after.
         share = min(requests - 1, 7) / 7
-        overhead = self.decode_overhead_alone_ms + share * (
-            self.decode_overhead_ms - self.decode_overhead_alone_ms
-        )
-        return (
-            overhead
-            + self.decode_ms_per_context_token * context_tokens
-            + self.decode_ms_per_request * requests
-        )
+        overhead = self.decode_overhead_alone_ms + share * (self.decode_overhead_ms - self.decode_overhead_alone_ms)
+        return overhead + self.decode_ms_per_context_token * context_tokens + self.decode_ms_per_request * requests
 
     def prefill_work_ms(self, cached_tokens: float, new_tokens: float) -> float:
         """Marginal prefill work of one request, `a·u + b·u·(h + u/2)`: what it adds to a full batch."""
         return new_tokens * (
-            self.prefill_ms_per_token
-            + self.attention_ms_per_token_pair * (cached_tokens + new_tokens / 2)
+            self.prefill_ms_per_token + self.attention_ms_per_token_pair * (cached_tokens + new_tokens / 2)
         )
 
 
