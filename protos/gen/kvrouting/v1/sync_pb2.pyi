@@ -4,6 +4,7 @@ isort:skip_file
 The wire between the sidecar of an engine and the routers of its pool.
 
 One stream per (worker, router). The sidecar opens it, says Hello, sends its whole tree as a snapshot and then deltas.
+A stream that ends with ABORTED was replaced or fenced: the worker opens a new one and says Hello again.
 Block hashes are keyed with a secret of the pool: no token id crosses this wire.
 """
 
@@ -307,12 +308,12 @@ class Delta(google.protobuf.message.Message):
     EXTENDED_FIELD_NUMBER: builtins.int
     epoch: builtins.str
     sequence: builtins.int
-    """contiguous within stream and epoch"""
+    """contiguous within stream and epoch, across snapshots too"""
     clear: builtins.bool
     """applied first"""
     @property
     def trimmed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """applied second"""
+        """applied second, all at once and in no order"""
 
     @property
     def extended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockRun]:
@@ -374,6 +375,8 @@ Global___Load: typing_extensions.TypeAlias = Load
 
 @typing.final
 class Heartbeat(google.protobuf.message.Message):
+    """While a snapshot is under way it describes the last complete view."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: builtins.int
@@ -487,6 +490,8 @@ Global___Ack: typing_extensions.TypeAlias = Ack
 
 @typing.final
 class SnapshotRequest(google.protobuf.message.Message):
+    """One that meets a snapshot under way is answered by that one."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int

@@ -4,6 +4,7 @@ isort:skip_file
 The wire between the sidecar of an engine and the routers of its pool.
 
 One stream per (worker, router). The sidecar opens it, says Hello, sends its whole tree as a snapshot and then deltas.
+A stream that ends with ABORTED was replaced or fenced: the worker opens a new one and says Hello again.
 Block hashes are keyed with a secret of the pool: no token id crosses this wire.
 """
 
