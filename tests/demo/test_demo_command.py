@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from kvrouting_simulator.demo.command import demo
 from kvrouting_simulator.demo.scenario import HALF_CAPACITY_TOKENS, HALF_GSP, DemoScenario, Hurt
-from kvrouting_simulator.demo.virtual_run import virtual_setup
+from kvrouting_simulator.demo.virtual_run import middle, simulated, virtual_scenario
 from kvrouting_simulator.report import PoolMark, Report, load_report
-from tests.fakes.request_records import random_records, run
+from tests.fakes.request_records import random_records, record, run
 
 
 async def demo_process(out: Path, *arguments: str) -> asyncio.subprocess.Process:
@@ -110,12 +110,20 @@ def test_the_virtual_run_gets_the_failure_as_it_happened() -> None:
             PoolMark(at_ms=9_000.0, kind="returned", worker="w2/0"),
         ],
     )
-    virtual = virtual_setup(scenario, setup, real=real)
+    virtual = simulated(virtual_scenario(scenario, setup, real=real, hop_ms=1.0))
     assert virtual.name == "lbgr + rlt (virtual)"
     assert virtual.marks == real.marks
     assert virtual.summary.requests == HALF_GSP.requests
     assert virtual.summary.imbalance_of == real.summary.imbalance_of
     assert Report(title="t", runs=(real, virtual), pairs=((real.name, virtual.name),)).compared == (real,)
+
+
+def test_the_middle_simulation_stands_for_all_and_tells_their_spread() -> None:
+    runs = [run("x", [record(latency_ms=latency_ms)]) for latency_ms in (900.0, 500.0, 700.0)]
+    chosen = middle(runs)
+    assert chosen.records == runs[2].records
+    assert "the middle one of 3 simulations" in chosen.notes[-1]
+    assert "latency P50 500 to 900 ms" in chosen.notes[-1]
 
 
 def test_scenarios_refuse_what_cannot_be() -> None:
@@ -125,7 +133,7 @@ def test_scenarios_refuse_what_cannot_be() -> None:
         Hurt(worker=0, killed_ms=1, away_ms=0)
     scenario = DemoScenario(speed=2.0)
     with pytest.raises(ValueError, match="theirs was 2"):
-        virtual_setup(scenario, scenario.setups[0], real=run("x", random_records(1)))
+        virtual_scenario(scenario, scenario.setups[0], real=run("x", random_records(1)), hop_ms=1.0)
 
 
 def test_help_names_the_options() -> None:

@@ -16,7 +16,7 @@ from kvrouting_simulator.demo.ports import NoFreePortsError
 from kvrouting_simulator.demo.processes import ProcessFailedError
 from kvrouting_simulator.demo.real_run import run_setup
 from kvrouting_simulator.demo.scenario import DemoScenario
-from kvrouting_simulator.demo.virtual_run import virtual_setup
+from kvrouting_simulator.demo.virtual_run import virtual_setups
 from kvrouting_simulator.report import Report, Run, save_report
 from kvrouting_simulator.report.table import agreement_table, comparison_table, trouble_lines
 
@@ -32,7 +32,7 @@ _EXPECTED_ERRORS = (ProcessFailedError, PoolNotLiveError, NoFreePortsError)
     show_default=True,
     help="Folder for the report and the logs.",
 )
-@click.option("--requests", type=click.IntRange(min=1), help="Of each half.  [default: 720]")
+@click.option("--requests", type=click.IntRange(min=1), help="Of each half.  [default: 660]")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the requests, their arrivals and evictions.")
 @click.option("--virtual/--no-virtual", default=True, show_default=True, help="Also simulate both halves.")
 def demo(out: Path, requests: int | None, seed: int, *, virtual: bool) -> None:
@@ -49,12 +49,12 @@ def demo(out: Path, requests: int | None, seed: int, *, virtual: bool) -> None:
     start_s = time.monotonic()
     try:
         runs = asyncio.run(_real_runs(scenario, out, console))
+        report = _report(scenario, runs, console, virtual=virtual)
     except _EXPECTED_ERRORS as error:
         raise click.ClickException(str(error)) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("interrupted; all processes have ended")
         raise SystemExit(_INTERRUPTED) from None
-    report = _report(scenario, runs, console, virtual=virtual)
     _show(report, out, console)
     console.print(f"took {time.monotonic() - start_s:.0f} s; all processes have ended", highlight=False)
 
@@ -74,7 +74,7 @@ def _report(scenario: DemoScenario, real: list[Run], console: Console, *, virtua
     simulated: list[Run] = []
     if virtual:
         console.print("simulating both halves on the virtual clock")
-        simulated = [virtual_setup(scenario, setup, real=run) for setup, run in zip(scenario.setups, real, strict=True)]
+        simulated = virtual_setups(scenario, scenario.setups, real)
     return Report(
         title="kvrouting demo",
         introduction=_introduction(scenario, virtual=virtual),

@@ -48,7 +48,7 @@ class Hurt:
 
 # GSP at half its size: 64 groups instead of 128 on caches of 98,500 tokens instead of 197,000, so that the shared
 # prefixes stand to the caches as in the whole benchmark and a minute is enough to fill them.
-HALF_GSP = Gsp(groups=64, prompts_per_group=16, arrivals=PoissonArrivals(rate_per_s=12.0), requests=720)
+HALF_GSP = Gsp(groups=64, prompts_per_group=16, arrivals=PoissonArrivals(rate_per_s=11.0), requests=660)
 HALF_CAPACITY_TOKENS = 98_500
 RESUBMISSIONS = 1  # of a request whose answer was cut
 
