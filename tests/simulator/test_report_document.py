@@ -149,9 +149,9 @@ def test_the_same_report_gives_the_same_page(tmp_path: Path, page: str) -> None:
 
 def test_expected_runs_stand_beside_their_measured_ones_only(page: str) -> None:
     assert [r.name for r in sample().compared] == ["cache_aware + lru", "lbgr + rlt"]
-    agreement = page[page.index("<h2>Agreement</h2>") : page.index("<h2>Notes</h2>")]
+    agreement = page[page.index("<h2>Agreement</h2>") : page.index("<h2>Workers</h2>")]
     assert "lbgr + rlt (virtual)" in agreement
-    assert "lbgr + rlt (virtual)" not in page[: page.index("<h2>Agreement</h2>")]
+    assert "lbgr + rlt (virtual)" not in page[: page.index("<h2>Notes</h2>")]
 
 
 def test_a_run_in_which_nothing_completed_still_has_a_page() -> None:
