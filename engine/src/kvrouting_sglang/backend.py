@@ -55,9 +55,7 @@ def build_cache(context: Any) -> PolicyRadixCache:
 def policy_cache(context: Any, *, policy: str, seed: int, dp_rank: int) -> PolicyRadixCache:
     """SGLang's cache on our tree. Same policy, seed, rank and requests: same victims, whatever the hash seed."""
     params = policy_params(context.params, policy=policy, seed=seed, dp_rank=dp_rank)
-    cache: PolicyRadixCache = create_unified_radix_cache(
-        replace(context, params=params), cache_class=PolicyRadixCache
-    )
+    cache: PolicyRadixCache = create_unified_radix_cache(replace(context, params=params), cache_class=PolicyRadixCache)
     return cache
 
 

@@ -38,8 +38,7 @@ def _build(context: Any) -> Any:
 
 
 def _refuse(context: Any) -> Any:  # noqa: ARG001 - the signature is SGLang's
-    own = version("kvrouting")
     raise UnsupportedEngineError(
-        f"kvrouting {own} extends the cache of SGLang {SUPPORTED_SGLANG}, but SGLang {installed_sglang()} is installed: "
+        f"kvrouting extends the cache of SGLang {SUPPORTED_SGLANG}, but SGLang {installed_sglang()} is installed: "
         f"install sglang=={SUPPORTED_SGLANG}, or start without --radix-cache-backend {BACKEND}"
     )

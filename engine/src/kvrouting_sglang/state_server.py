@@ -34,6 +34,12 @@ class StateServer:
         # A snapshot is sent as a whole; a limit would drop its chunks without a word.
         self._socket.setsockopt(zmq.SNDHWM, 0)
 
+    @property
+    def endpoint(self) -> str:
+        """Where it answers, once started."""
+        bound: bytes = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        return bound.rstrip(b"\0").decode()
+
     def start(self) -> None:
         """Opens the socket and answers from now on. Raises: StateSocketError if the endpoint cannot be bound."""
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -31,11 +31,16 @@ class PolicyInitParams(CacheInitParams):  # type: ignore[misc]
 
 
 class PolicyTreeNode(UnifiedTreeNode):  # type: ignore[misc]
-    """record: what the policy keeps about the node; None for the root."""
+    """record: what the policy keeps about the node; None for the root.
 
-    def __init__(self, tree_components: Any, priority: int = 0) -> None:
+    born: id of the node that was inserted with the pages that this one now holds. Splits move pages into new nodes, so
+    it may be less than the node's own id.
+    """
+
+    def __init__(self, tree_components: Any, priority: int, born: int | None) -> None:
         super().__init__(tree_components, priority)
         self.record: NodeRecord | None = None
+        self.born: int = self.id if born is None else born
 
 
 class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
@@ -46,8 +51,9 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         self.live_nodes = NodeShelf()
         self.version = 0
         self.evicted_tokens = 0
+        self._born_of_split: int | None = None
         super().__init__(params, components)
-        recorder = self.kv_events
+        recorder = vars(self)["kv_events"]
         self.kv_events = EventLedger(
             enabled=recorder.enabled,
             page_size=recorder.page_size,
@@ -67,10 +73,12 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
     def reset(self) -> None:
         """Empties the tree; the policy keeps its coins and its phase."""
         self.version += 1
+        root = vars(self).get("root_node")
+        if root is not None and root.children:
+            self.policy.clear()
         self.live_nodes.clear()
         super().reset()
         self.evictable_device_leaves = PolicyLeaves(self.policy, self.page_size)
-        self.policy.clear()
         self.version += 1
 
     def evict_pages(self, pages: int) -> list[Any]:
@@ -129,7 +137,7 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
     # ---- SGLang's methods, extended ------------------------------------------------------------------------------
 
     def _new_node(self, priority: int = 0) -> PolicyTreeNode:
-        node = PolicyTreeNode(self.component_types, priority=priority)
+        node = PolicyTreeNode(self.component_types, priority, self._born_of_split)
         self._register_node(node)
         return node
 
@@ -154,7 +162,9 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
 
     def _split_node(self, key: RadixKey, child: PolicyTreeNode, split_len: int) -> tuple[PolicyTreeNode, Any]:
         self.version += 1
+        self._born_of_split = child.born
         upper, action = super()._split_node(key, child, split_len)
+        self._born_of_split = None
         upper.record = self.policy.split(child.record, upper, split_len // self.page_size)
         self.version += 1
         return upper, action
@@ -170,28 +180,30 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         A request's first insert shows it: what was cached before (`prev_prefix_len`) has been hit. Nothing that the
         request hit could be evicted in between, because it was locked.
         """
-        params = state.params
-        page_size = self.page_size
+        params, page_size = state.params, self.page_size
         records = _records_to(state.target_node)
-        key = params.key
-        tokens = len(key) // page_size * page_size
-        path = {"namespace": (key.extra_key, key.cache_salt), "tokens": _packed(key.token_ids[:tokens])}
-        pages = tokens // page_size
+        path = self._path(params.key)
         if params.inserted_len == 0:
-            hit_pages = min(params.prev_prefix_len // page_size, pages)
-            self.policy.admitted(
-                PathAccess(**path, pages=pages, hit_pages=hit_pages, records=_within(records, hit_pages))
-            )
+            hit_pages = min(params.prev_prefix_len // page_size, path.pages)
+            self.policy.admitted(replace(path, hit_pages=hit_pages, records=_within(records, hit_pages)))
         found = state.total_prefix_length // page_size
-        self.policy.inserted(PathAccess(**path, pages=pages, hit_pages=found, records=records))
+        self.policy.inserted(replace(path, hit_pages=found, records=records))
+
+    def _path(self, key: RadixKey) -> PathAccess[NodeRecord]:
+        """An access to the whole pages of a key, before it is known what of them was cached."""
+        pages = len(key) // self.page_size
+        tokens = _packed(key.token_ids[: pages * self.page_size])
+        namespace = (key.extra_key, key.cache_salt)
+        return PathAccess(namespace=namespace, tokens=tokens, pages=pages, hit_pages=0, records=())
 
 
 def _records_to(node: PolicyTreeNode) -> list[NodeRecord]:
     """The records from the root's child down to a node."""
-    records = []
-    while node.parent is not None:
-        records.append(node.record)
-        node = node.parent
+    records: list[NodeRecord] = []
+    upwards: Any = node
+    while upwards.parent is not None:
+        records.append(upwards.record)
+        upwards = upwards.parent
     records.reverse()
     return records
 

@@ -42,16 +42,17 @@ class TreeReader:
         """`BlockStored` events of the live pages, in pieces; together with all batches from the position that was
         published when the first piece is asked for, they give the live set.
 
-        A split moves pages into a new node without any event, so newer nodes are visited until there are none.
+        A split moves pages into a new node without any event, so newer nodes are visited until there are none. Of
+        these, nodes whose pages were inserted after the beginning are told of by the stream: they are left out, and so
+        the end comes however fast the tree grows.
         """
+        beginning = self._tree.live_nodes.newest
         seen = -1
-        while True:
-            newest = self._tree.live_nodes.newest
-            if newest == seen:
-                return
+        while (newest := self._tree.live_nodes.newest) != seen:
             for nodes in self._tree.live_nodes.walk(after=seen):
                 for node in nodes:
-                    yield from self._events(node)
+                    if node.born <= beginning:
+                        yield from self._events(node)
             seen = newest
 
     def marked_tokens(self) -> int | None:
@@ -69,7 +70,7 @@ class TreeReader:
                 if record is not None and record.mark == phase:
                     marked += record.pages
             self._pauses.between_steps()
-        return marked * self._tree.page_size
+        return marked * int(self._tree.page_size)
 
     def _events(self, node: Any) -> Iterator[list[Any]]:
         pages = self._read(node)

@@ -57,7 +57,7 @@ class AbsentSubmodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def stand_in_for(package: str, *, version: str) -> None:
     """Puts an absent module in the place of the package that is being imported. version: what it claims to be."""
     module = AbsentModule(package)
-    module.__version__ = version
+    vars(module)["__version__"] = version
     module.__spec__ = sys.modules[package].__spec__
     module.__path__ = []
     sys.meta_path.append(AbsentSubmodules(package))

@@ -21,7 +21,13 @@ CLASSES = {
 ERRORS = {"triton.runtime.autotuner": ("OutOfResources", "PTXASError")}
 """Names that must be exceptions."""
 
-PLAIN = ("triton.language.extra.libdevice", "triton.runtime.cache", "triton.runtime.driver", "triton.testing", "triton.tools.tensor_descriptor")
+PLAIN = (
+    "triton.language.extra.libdevice",
+    "triton.runtime.cache",
+    "triton.runtime.driver",
+    "triton.testing",
+    "triton.tools.tensor_descriptor",
+)
 
 
 def _parts() -> Any:

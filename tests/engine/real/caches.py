@@ -1,4 +1,4 @@
-"""SGLang's real cache classes without a model: a cache, its slots, and requests that go through it as a scheduler's do."""
+"""SGLang's real cache classes without a model: caches, slots, and requests that pass as a scheduler's do."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def load(cache: Any, running: Running, *, inserted_len: int = 0) -> int:
         )
     )
     cache.unlock(running.lock)
-    return missing
+    return int(missing)
 
 
 def serve(cache: Any, tokens: Sequence[int], namespace: Namespace = PLAIN) -> int:
     """One request from admission to end, alone. Returns the tokens hit."""
     running = admit(cache, tokens, namespace)
     load(cache, running)
-    return running.hit
+    return int(running.hit)
 
 
 def used_slots(cache: Any) -> int:
