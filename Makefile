@@ -1,6 +1,6 @@
 # The verbs of this project; `make help` lists them. Everything runs in .venv, which the first verb makes.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench protos clean
+.PHONY: help setup demo test test-engine bench-engine check format bench protos clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,6 +9,10 @@ READY := $(VENV)/.ready
 # Tests that start processes share the cores with them: one worker fewer than cores would leave a small machine none.
 TEST_ARGS ?=
 OUT ?= out/demo
+ENGINE_VENV := .venv-engine
+ENGINE_READY := $(ENGINE_VENV)/.ready
+# A real engine on the CPU: one thread each, nothing fetched at run time.
+ENGINE_ENV := SGLANG_USE_CPU_ENGINE=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 
 help: ## what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -25,12 +29,27 @@ demo: $(READY) ## run four simulated engines, sidecars and the router, compare t
 test: $(READY) ## all tests that this machine allows
 	@$(BIN)/python -m pytest $(TEST_ARGS)
 
+# Outside CI an environment that cannot be made is a reason to skip: tools/engine_environment says which, and ends with 77.
+define with_engine
+@test -e $(ENGINE_READY) || { tools/engine_environment $(ENGINE_VENV) $(PYTHON) && touch $(ENGINE_READY); } || { \
+	code=$$?; rm -rf $(ENGINE_VENV); \
+	if [ $$code = 77 ] && [ "$${CI:-}" != true ]; then echo "$@: skipped, see the line above"; exit 0; fi; exit $$code; }
+@test ! -e $(ENGINE_READY) || $(ENGINE_ENV) $(ENGINE_VENV)/bin/python $(1)
+endef
+
+test-engine: ## the plug-in inside a real SGLang on the CPU (its own environment: 3 minutes and 1.7 GB, once)
+	$(call with_engine,-m pytest -W default tests/engine $(TEST_ARGS))
+
+bench-engine: ## what the plug-in costs inside SGLang, against its own LRU
+	$(call with_engine,-W ignore -m benchmarks.engine_plugin)
+
 check: $(READY) ## format, lint, types, architecture, generated files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/generate_protos.py --check
+	@$(BIN)/python tools/generate_crd.py --check
 
 format: $(READY) ## bring the code into shape
 	@$(BIN)/ruff format .
@@ -42,5 +61,8 @@ bench: $(READY) ## every benchmark, each figure as a ratio to a baseline of the 
 protos: $(READY) ## generate the protobuf stubs
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/generate_protos.py
 
+crds: $(READY) ## generate the CRD, the operator's rights and docs/crd.md
+	@$(BIN)/python tools/generate_crd.py
+
 clean: ## remove what was made
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINE_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,184 @@
+"""What the plug-in costs inside SGLang, against SGLang's own LRU in its Python tree and its Rust tree, in one run.
+
+For trees of 1k, 10k and 100k leaves: CPU time per evicted token, per insert and per match, and how long the thread of
+the state socket keeps a busy scheduler waiting. Needs SGLang: `make bench-engine`, or in its environment
+`python -m benchmarks.engine_plugin [--quick]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from kvrouting_core.service_time import WORKER_CLASSES
+
+TRUNK_TOKENS, TAIL_TOKENS, TAILS_PER_TRUNK = 64, 32, 32
+PREFILL_TOKENS = 2048
+CALL_TOKENS = (64, PREFILL_TOKENS)
+
+CARDS = ("L40", "H200")
+"""Worker classes whose prefill step the eviction is compared with: the time model of kvrouting_core."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """CPU microseconds, medians."""
+
+    evict_us_per_token: dict[int, float]
+    insert_us: float
+    match_us: float
+
+
+class Load:
+    """A tree of so many leaves, and requests that add one."""
+
+    def __init__(self, cache: Any, leaves: int) -> None:
+        from tests.engine.real import caches
+
+        self.cache = cache
+        self._serve, self._admit = caches.serve, caches.admit
+        self._rng = random.Random(leaves)
+        self._trunks = [self._tokens(TRUNK_TOKENS) for _ in range(max(1, leaves // TAILS_PER_TRUNK))]
+        for _ in range(leaves):
+            self.insert()
+
+    def path(self) -> list[int]:
+        return self._rng.choice(self._trunks) + self._tokens(TAIL_TOKENS)
+
+    def insert(self) -> None:
+        self._serve(self.cache, self.path())
+        self.cache.take_events()
+
+    def match(self, path: list[int]) -> None:
+        self.cache.unlock(self._admit(self.cache, path).lock)
+
+    def evict(self, tokens: int) -> int:
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        freed: int = self.cache.evict_for_alloc(EvictParams(num_tokens=tokens)).num_tokens_evicted
+        return freed
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(100_000) for _ in range(count)]
+
+
+def cpu_us(work: Callable[[], Any]) -> float:
+    """CPU time of one call."""
+    started = time.thread_time_ns()
+    work()
+    return (time.thread_time_ns() - started) / 1000
+
+
+def measure(load: Load, rounds: int) -> Measured:
+    """Every round evicts and fills up again, untimed."""
+    evict: dict[int, list[float]] = {tokens: [] for tokens in CALL_TOKENS}
+    inserts, matches = [], []
+    for tokens in CALL_TOKENS:
+        for _ in range(rounds):
+            freed = [0]
+
+            def work(freed: list[int] = freed, tokens: int = tokens) -> None:
+                freed[0] = load.evict(tokens)
+
+            spent = cpu_us(work)
+            evict[tokens].append(spent / freed[0])
+            refill = max(1, freed[0] // TAIL_TOKENS)
+            inserts += [cpu_us(load.insert) for _ in range(refill)]
+            path = load.path()
+            load.match(path)
+            matches.append(cpu_us(lambda path=path: load.match(path)))
+    return Measured(
+        {tokens: statistics.median(each) for tokens, each in evict.items()},
+        statistics.median(inserts),
+        statistics.median(matches),
+    )
+
+
+def longest_wait_ms(load: Load, seconds: float, *, reading: bool) -> tuple[float, float, int]:
+    """(longest, 99.9th percentile, snapshots) of the times between two looks at the clock of a thread that serves
+    requests, while another one takes snapshots, if `reading`.
+    """
+    from kvrouting_sglang.pauses import Pauses
+    from kvrouting_sglang.tree_reader import TreeReader
+
+    stop, snapshots = threading.Event(), [0]
+
+    def read() -> None:
+        reader = TreeReader(load.cache.tree_core, pauses=Pauses())
+        while not stop.is_set():
+            for _ in reader.snapshot():
+                if stop.is_set():
+                    return
+            snapshots[0] += 1
+
+    thread = threading.Thread(target=read)
+    if reading:
+        thread.start()
+    gaps, until, last = [], time.perf_counter() + seconds, time.perf_counter()
+    while last < until:
+        for _ in range(300):
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+        time.sleep(0.0002)
+        last = time.perf_counter()
+    stop.set()
+    if reading:
+        thread.join()
+    gaps.sort()
+    return gaps[-1] * 1000, gaps[-len(gaps) // 1000 - 1] * 1000, snapshots[0]
+
+
+def builders() -> dict[str, Callable[[int], Any]]:
+    """The caches that are compared, each made with so many slots."""
+    from tests.engine.real.caches import policy_cache, stock_cache
+
+    return {
+        "RLT, our tree": lambda slots: policy_cache(capacity=slots, page_size=1),
+        "LRU, Python tree": lambda slots: stock_cache(capacity=slots, page_size=1, tree="python"),
+        "LRU, Rust tree": lambda slots: stock_cache(capacity=slots, page_size=1, tree="rust"),
+    }
+
+
+def main() -> None:
+    """Prints the tables of docs/engine.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller trees and fewer rounds")
+    quick = parser.parse_args().quick
+    if find_spec("sglang") is None:
+        print("SGLang is not installed here: `make bench-engine` measures the plug-in in an environment that has it")
+        return
+    waits: list[str] = []
+    sizes, rounds = ((1_000,), 5) if quick else ((1_000, 10_000, 100_000), 15)
+    print(f"CPU µs; page size 1, KV events on; an insert adds {TAIL_TOKENS} tokens below a path of {TRUNK_TOKENS}")
+    heads = " | ".join(f"evict {tokens}: µs/token" for tokens in CALL_TOKENS)
+    print(f"| leaves | cache | {heads} | insert | match | eviction for a prefill of {PREFILL_TOKENS} |")
+    print("|---|---|" + "---|" * (len(CALL_TOKENS) + 3))
+    for leaves in sizes:
+        for name, build in builders().items():
+            load = Load(build(leaves * (TAIL_TOKENS + TRUNK_TOKENS) + 10_000), leaves)
+            row = measure(load, rounds)
+            evicted_ms = row.evict_us_per_token[PREFILL_TOKENS] * PREFILL_TOKENS / 1000
+            steps = {card: WORKER_CLASSES[card].times.prefill_ms([(0, PREFILL_TOKENS)]) for card in CARDS}
+            shares = ", ".join(f"{evicted_ms / step:.1%} of it on {card}" for card, step in steps.items())
+            costs = " | ".join(f"{cost:.2f}" for cost in row.evict_us_per_token.values())
+            print(f"| {leaves} | {name} | {costs} | {row.insert_us:.0f} | {row.match_us:.0f} | {shares} |", flush=True)
+            if name == "RLT, our tree":
+                for reading in (False, True):
+                    longest, high, taken = longest_wait_ms(load, 1 if quick else 4, reading=reading)
+                    waits.append(
+                        f"{leaves} leaves, {'snapshots without end' if reading else 'alone'}: a busy thread waits at "
+                        f"most {longest:.2f} ms, 99.9 % of its waits are under {high:.3f} ms ({taken} snapshots)"
+                    )
+    print(*waits, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
