@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -93,7 +94,7 @@ def measure(load: Load, rounds: int) -> Measured:
             inserts += [cpu_us(load.insert) for _ in range(refill)]
             path = load.path()
             load.match(path)
-            matches.append(cpu_us(lambda path=path: load.match(path)))
+            matches.append(cpu_us(partial(load.match, path)))
     return Measured(
         {tokens: statistics.median(each) for tokens, each in evict.items()},
         statistics.median(inserts),

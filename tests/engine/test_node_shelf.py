@@ -43,7 +43,8 @@ def test_nodes_may_come_and_go_during_a_walk() -> None:
 
 
 def test_work_is_interrupted_after_its_time() -> None:
-    now_s, slept = [0.0], []
+    now_s = [0.0]
+    slept: list[float] = []
     pauses = Pauses(clock_s=lambda: now_s[0], sleep_s=slept.append)
     for _ in range(10):
         now_s[0] += 0.0001

@@ -37,8 +37,7 @@ class StateServer:
     @property
     def endpoint(self) -> str:
         """Where it answers, once started."""
-        bound: bytes = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-        return bound.rstrip(b"\0").decode()
+        return self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def start(self) -> None:
         """Opens the socket and answers from now on. Raises: StateSocketError if the endpoint cannot be bound."""

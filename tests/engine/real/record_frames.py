@@ -97,7 +97,7 @@ def record(server: RealServer, model: str) -> None:
 
 
 def _subscriber(context: zmq.Context[Any], port: int) -> zmq.Socket[Any]:
-    socket = context.socket(zmq.SUB)
+    socket: zmq.Socket[Any] = context.socket(zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
     socket.connect(f"tcp://127.0.0.1:{port}")
     return socket

@@ -131,7 +131,7 @@ def test_a_trimmed_leaf_still_matches_up_to_its_cut(page_size: int) -> None:
 
 def _core_pages(cache: RadixCache, page_size: int) -> set[tuple[int, ...]]:
     """The live pages of core's cache, each as the path that it ends."""
-    paths = set()
+    paths: set[tuple[int, ...]] = set()
 
     def below(node: Any, path: tuple[int, ...]) -> None:
         from kvrouting_core.radix_tree import unpack_tokens
@@ -147,7 +147,7 @@ def _core_pages(cache: RadixCache, page_size: int) -> set[tuple[int, ...]]:
 
 
 def _real_paths(cache: Any, page_size: int) -> set[tuple[int, ...]]:
-    paths = set()
+    paths: set[tuple[int, ...]] = set()
 
     def below(node: Any, path: tuple[int, ...]) -> None:
         for child in node.children.values():

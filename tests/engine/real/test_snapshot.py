@@ -134,7 +134,7 @@ def ask() -> Iterator[Callable[..., list[dict[str, Any]]]]:
         dealer = context.socket(zmq.DEALER)
         dealer.connect(server.endpoint)
         dealer.send_multipart([b"", body])
-        answers = []
+        answers: list[dict[str, Any]] = []
         while not answers or not answers[-1].get("end"):
             assert dealer.poll(20_000)
             empty, payload = dealer.recv_multipart()

@@ -1,0 +1,46 @@
+"""The wheel in a folder on PYTHONPATH is enough, and moves none of SGLang's packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def pip(*arguments: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments],
+        check=True, cwd=ROOT, timeout=200,
+    )  # fmt: skip
+
+
+def installed() -> dict[str, str]:
+    return {each.metadata["Name"]: each.version for each in distributions()}
+
+
+def test_a_target_folder_on_pythonpath_is_enough(tmp_path: Path) -> None:
+    before = installed()
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), ".")
+    (wheel,) = tmp_path.glob("kvrouting-*.whl")
+    pip("install", "--target", str(tmp_path / "plugin"), f"{wheel}[engine]")
+    assert installed() == before
+    folders = {each.name for each in (tmp_path / "plugin").iterdir() if not each.name.endswith(".dist-info")}
+    assert not folders & {"torch", "zmq", "msgspec", "numpy", "sglang"}
+    code = (
+        "import json; from sglang.srt.plugins import load_plugins; load_plugins()\n"
+        "import kvrouting_sglang.backend\n"
+        "from sglang.srt.mem_cache.registry import registered_radix_cache_backends as names\n"
+        "print(json.dumps([names(), kvrouting_sglang.__file__]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "plugin")}, check=True,
+    )  # fmt: skip
+    names, found_at = json.loads(done.stdout.splitlines()[-1])
+    assert "rlt" in names
+    assert found_at.startswith(str(tmp_path))
