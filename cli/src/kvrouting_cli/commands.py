@@ -37,6 +37,12 @@ _ENTRIES: Mapping[str, _Entry] = {
         extra="simulator",
         help="Run a simulated engine that speaks SGLang's HTTP, event and load surface.",
     ),
+    "operator": _Entry(
+        module="kvrouting_operator.command",
+        attribute="operator",
+        extra="operator",
+        help="Run pools on Kubernetes, from KVRoutingPool objects.",
+    ),
     "bench": _Entry(
         module="kvrouting_simulator.loadgen.command",
         attribute="bench",

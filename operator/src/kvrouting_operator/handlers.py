@@ -1,0 +1,84 @@
+"""kopf's side: its settings, and handlers that do nothing but hand over.
+
+There is no handler for deletion, no daemon and no timer, so kopf sets no finalizer and writes nothing to any object.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kopf
+from kubernetes import client
+
+from kvrouting_operator.crd import GROUP, PLURAL, VERSION
+from kvrouting_operator.operation import Operation
+from kvrouting_operator.resources.names import POOL_LABEL
+from kvrouting_operator.settings import OperatorSettings
+
+# A watch is closed by the server after watch_s; the client waits so much longer before it gives up on it.
+_CLIENT_GRACE_S = 15.0
+_CONNECT_S = 10.0
+
+
+def kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
+    """Everything that would otherwise wait without limit, or write to objects, is set."""
+    kopf_settings = kopf.OperatorSettings()
+    kopf_settings.peering.standalone = True
+    kopf_settings.posting.enabled = False
+    kopf_settings.scanning.disabled = True
+    kopf_settings.watching.server_timeout = settings.watch_s
+    kopf_settings.watching.client_timeout = settings.watch_s + _CLIENT_GRACE_S
+    kopf_settings.watching.connect_timeout = _CONNECT_S
+    kopf_settings.watching.label_selectors["apps", "deployments"] = POOL_LABEL
+    kopf_settings.watching.label_selectors["", "pods"] = POOL_LABEL
+    kopf_settings.networking.request_timeout = settings.api_limit_s
+    kopf_settings.networking.connect_timeout = _CONNECT_S
+    kopf_settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    kopf_settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    return kopf_settings
+
+
+def build_registry(operation: Operation, configuration: client.Configuration) -> kopf.OperatorRegistry:
+    """All handlers."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=registry)
+    async def start(**_: Any) -> None:
+        await operation.start()
+
+    @kopf.on.cleanup(registry=registry)
+    async def stop(**_: Any) -> None:
+        await operation.stop()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return connection(configuration)
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def pool(type: Any, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
+        operation.pool_changed(type, body)
+
+    @kopf.on.event("apps", "v1", "deployments", labels={POOL_LABEL: kopf.PRESENT}, registry=registry)
+    async def deployment(body: kopf.Body, **_: Any) -> None:
+        operation.owned_changed(body)
+
+    @kopf.on.event("", "v1", "pods", labels={POOL_LABEL: kopf.PRESENT}, registry=registry)
+    async def pod(body: kopf.Body, **_: Any) -> None:
+        operation.owned_changed(body)
+
+    return registry
+
+
+def connection(configuration: client.Configuration) -> kopf.ConnectionInfo:
+    """The same server and credentials for kopf; asked for again whenever they are refused."""
+    token = configuration.get_api_key_with_prefix("BearerToken", "authorization")
+    scheme, _, value = (token or "").partition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        scheme=scheme or None,
+        token=value or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )

@@ -1,0 +1,147 @@
+"""The operator at work: what the watch tells wakes a pool, and every so often all of them are looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from kvrouting_operator.cluster import Cluster, ClusterError, NotFoundError, RejectedError, UnavailableError
+from kvrouting_operator.crd import CRD_NAME, KIND, custom_resource_definition
+from kvrouting_operator.observed import has_condition
+from kvrouting_operator.pool import Object, PoolKey
+from kvrouting_operator.reconcile import Outcome, Reconciler
+from kvrouting_operator.resources.names import POOL_LABEL
+from kvrouting_operator.settings import OperatorSettings
+from kvrouting_operator.watch_silence import WatchSilence
+from kvrouting_operator.work_queue import WorkQueue
+
+_logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+_CRD_POLL_S = 0.5
+
+
+class Operation:
+    """Belongs to one event loop; the cluster is asked in the executor's threads. now_s: a monotonic clock."""
+
+    def __init__(
+        self,
+        *,
+        settings: OperatorSettings,
+        cluster: Cluster,
+        reconciler: Reconciler,
+        executor: Executor,
+        queue: Callable[[Callable[[PoolKey], Any]], WorkQueue],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._reconciler = reconciler
+        self._executor = executor
+        self._now_s = now_s
+        self._silence = WatchSilence(limit_s=settings.silence_limit_s)
+        self._generations: dict[str, tuple[object, ...]] = {}
+        self._resync: asyncio.Task[None] | None = None
+        self._looked_s = now_s()
+        self.queue = queue(self._round)
+        self.is_ready = False
+
+    async def start(self) -> None:
+        """Brings the CRD up to date, waits until pools can be listed, and begins the regular looks."""
+        if self._settings.apply_crd:
+            await self._in_thread(self._apply_crd)
+        await self._until_listable()
+        self._resync = asyncio.create_task(self._look_again_and_again(), name="resync")
+
+    async def stop(self) -> None:
+        """Ends everything that runs."""
+        if self._resync is not None:
+            self._resync.cancel()
+            await asyncio.gather(self._resync, return_exceptions=True)
+        await self.queue.close()
+
+    def pool_changed(self, kind: str | None, raw: Mapping[str, Any]) -> None:
+        """The watch has shown a pool. kind: ADDED, MODIFIED, DELETED, or None from the first list."""
+        metadata = raw["metadata"]
+        self._silence.seen(metadata)
+        # Its status is our own writing, and wakes nothing.
+        essence = (metadata.get("generation"), metadata.get("deletionTimestamp"), kind == "DELETED")
+        if self._generations.get(metadata["uid"]) == essence:
+            return
+        self._generations[metadata["uid"]] = essence
+        if kind == "DELETED":
+            del self._generations[metadata["uid"]]
+        self.queue.wake(PoolKey(namespace=metadata["namespace"], name=metadata["name"]), urgent=True)
+
+    def owned_changed(self, raw: Mapping[str, Any]) -> None:
+        """The watch has shown a Deployment or a pod with a pool's label."""
+        metadata = raw["metadata"]
+        name = metadata.get("labels", {}).get(POOL_LABEL)
+        if name:
+            self.queue.wake(PoolKey(namespace=metadata["namespace"], name=name))
+
+    def why_not_alive(self) -> str:
+        """Why this process should be started anew; empty: it should not. An API server that is away is no reason."""
+        now_s = self._now_s()
+        if self._silence.is_silent(now_s=now_s):
+            return f"the watch has been silent for {self._silence.silent_for_s(now_s=now_s):.0f} s"
+        late_s = now_s - self._looked_s
+        if late_s > 3 * self._settings.resync_s + 4 * self._settings.api_limit_s:
+            return f"the last regular look was {late_s:.0f} s ago"
+        return ""
+
+    async def _round(self, key: PoolKey) -> Outcome | None:
+        return await self._in_thread(lambda: self._reconciler.reconcile(key))
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            try:
+                pools = await self._in_thread(self._list_pools)
+                self._silence.listed(pools, now_s=self._now_s())
+                for pool in pools:
+                    self.queue.wake(PoolKey(namespace=pool["metadata"]["namespace"], name=pool["metadata"]["name"]))
+                self.is_ready = True
+            except ClusterError as error:
+                _logger.warning("pools cannot be listed", extra={"fields": {"error": str(error)}})
+            self._looked_s = self._now_s()
+            await asyncio.sleep(self._settings.resync_s)
+
+    def _list_pools(self) -> list[Object]:
+        namespaces = self._settings.namespaces or (None,)
+        return [pool for namespace in namespaces for pool in self._cluster.list(KIND, namespace)]
+
+    def _apply_crd(self) -> None:
+        """Only this one object is forced: it is the operator's own, whoever brought an earlier version."""
+        try:
+            self._cluster.apply(custom_resource_definition(), force=True)
+        except RejectedError as error:
+            _logger.warning("the CRD cannot be updated", extra={"fields": {"error": str(error)}})
+
+    async def _until_listable(self) -> None:
+        """A new CRD is served a moment after it is there."""
+        while True:
+            try:
+                if self._settings.apply_crd:
+                    await self._in_thread(self._check_crd)
+                await self._in_thread(self._list_pools)
+            except (NotFoundError, UnavailableError) as error:
+                _logger.info("waits for the CRD", extra={"fields": {"error": str(error)}})
+                self._looked_s = self._now_s()
+                await asyncio.sleep(_CRD_POLL_S)
+            else:
+                return
+
+    def _check_crd(self) -> None:
+        """Raises: UnavailableError while the CRD is not served."""
+        try:
+            crd = self._cluster.get("CustomResourceDefinition", None, CRD_NAME)
+        except RejectedError:
+            return  # it must not be read: the list of pools will tell
+        if crd is None or not has_condition(crd, "Established"):
+            raise UnavailableError("the CRD is not served yet")
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)

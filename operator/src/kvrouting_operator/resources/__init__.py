@@ -1,0 +1,1 @@
+"""Pure builders: one for each kind of object that a pool owns."""
