@@ -34,9 +34,12 @@ def test_the_readme_shows_all_three_processes() -> None:
 def test_documented_command_is_taken(document: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line)[1:]
     monkeypatch.chdir(tmp_path)
-    for word in words:  # files that a reader would have made by then
-        if "/" not in word and not word.startswith("-"):
-            (tmp_path / word).write_text("00" * 32)
+    for i, word in enumerate(words):  # files that a reader would have made by then
+        if word.startswith("-") or "://" in word:
+            continue
+        words[i] = word.removeprefix("/")
+        (tmp_path / words[i]).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / words[i]).write_text("00" * 32)
     command = kvrouting.get_command(click.Context(kvrouting), words[0])
     assert command is not None, f"{document}: no command {words[0]!r}"
     while isinstance(command, click.Group):
