@@ -28,7 +28,7 @@ from kvrouting_simulator.experiment.scenario import WorkerSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What the end of a step, or the begin of one, brought: tokens, and changes of the cache."""
+    """What the end of a step brought: tokens, and the changes of the cache since the one before."""
 
     tokens: Sequence[TokenProduced]
     deltas: Sequence[Delta]
@@ -139,7 +139,8 @@ class SimulatedWorker:
         if incarnation != self.incarnation or self._engine is None:
             return
         self._start_step(self._engine)
-        self._tell([])
+        if not self._stepping:
+            self._tell(StepResult(tokens=[], deltas=self._feed.drain()))
 
     def _start_step(self, engine: EngineModel) -> None:
         step = engine.start_step(now_ms=self._clock.now_ms)
@@ -153,13 +154,14 @@ class SimulatedWorker:
             return
         tokens = self._engine.finish_step(step, now_ms=self._clock.now_ms)
         self._served.difference_update(token.request_id for token in tokens if token.finished)
+        # An engine publishes at the end of a step; what the begin of the next one evicts is told with that one's end.
+        result = StepResult(tokens=tokens, deltas=self._feed.drain())
         self._start_step(self._engine)
-        self._tell(tokens)
+        self._tell(result)
 
-    def _tell(self, tokens: Sequence[TokenProduced]) -> None:
-        deltas = self._feed.drain()
-        if tokens or deltas:
-            self._on_step(self, StepResult(tokens=tokens, deltas=deltas))
+    def _tell(self, result: StepResult) -> None:
+        if result.tokens or result.deltas:
+            self._on_step(self, result)
 
     def _slowness(self) -> float:
         return self.spec.slow_factor if self._clock.now_ms >= self.spec.slow_from_ms else 1.0
