@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _PAGES_PER_CHUNK = 512
-_MARKS_COUNTED_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +35,11 @@ class EngineState:
         *,
         identity: RankIdentity,
         reader: TreeReader,
-        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._tree = cache.tree_core
         self._identity = identity
         self._reader = reader
-        self._clock_s = clock_s
-        self._marked: tuple[float, int | None] | None = None
 
     def state(self) -> Iterator[dict[str, Any]]:
         """One answer. Without KV events the engine hashes no pages: position, count and digest are left out."""
@@ -89,12 +84,5 @@ class EngineState:
         policy = self._tree.policy
         if isinstance(policy, RandomizedLeafTokens):
             told["phase"] = policy.phase
-            told["marked_tokens"] = self._marked_tokens()
+            told["marked_tokens"] = policy.marked_pages * self._tree.page_size
         return told
-
-    def _marked_tokens(self) -> int | None:
-        """As counted at most 5 s ago: the count walks over all nodes."""
-        now_s = self._clock_s()
-        if self._marked is None or now_s - self._marked[0] >= _MARKS_COUNTED_EVERY_S:
-            self._marked = (now_s, self._reader.marked_tokens())
-        return self._marked[1]

@@ -73,7 +73,9 @@ class EventLedger(KVCacheEventRecorder):  # type: ignore[misc]
 
     def published_hashes(self, node: Any, values: list[str]) -> list[int]:
         """The signed 64-bit hashes that SGLang publishes for these values of the node."""
-        seed = self._namespace_seed(node)
+        key = node.key
+        plain = key.extra_key is None and key.cache_salt is None
+        seed = None if plain else self._namespace_seed(node)
         if seed is None:
             return [hash_str_to_int64(value) for value in values]
         return [namespaced_block_hash(hash_str_to_int64(value), namespace_seed=seed) for value in values]

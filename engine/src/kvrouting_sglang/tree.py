@@ -88,11 +88,12 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         """
         slots: list[Any] = []
         hashes: list[int] = []
+        freed = 0
         for record, count in self.policy.choose(pages, self._uncover):
+            freed += count * self.page_size
             self.version += 1
             slots.append(self._cut(record, count, hashes))
             self.version += 1
-        freed = sum(map(len, slots))
         self.component_evictable_size_[BASE_COMPONENT_TYPE] -= freed
         self.evicted_tokens += freed
         self.kv_events.record_tails(hashes)

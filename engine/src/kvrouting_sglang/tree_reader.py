@@ -1,4 +1,4 @@
-"""Reads a live tree from another thread: the snapshot of docs/state-socket.md, and the count of marked tokens."""
+"""Reads a live tree from another thread: the snapshot of docs/state-socket.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.disaggregation.kv_events import BlockStored, StorageMedium
 
-from kvrouting_core.eviction import RandomizedLeafTokens
 from kvrouting_sglang.pauses import Pauses
 
 if TYPE_CHECKING:
@@ -54,23 +53,6 @@ class TreeReader:
                     if node.born <= beginning:
                         yield from self._events(node)
             seen = newest
-
-    def marked_tokens(self) -> int | None:
-        """Tokens in nodes that bear the current phase's mark, counted while they change; None: the policy has no
-        marks.
-        """
-        policy = self._tree.policy
-        if not isinstance(policy, RandomizedLeafTokens):
-            return None
-        marked = 0
-        for nodes in self._tree.live_nodes.walk():
-            phase = policy.phase
-            for node in nodes:
-                record = node.record
-                if record is not None and record.mark == phase:
-                    marked += record.pages
-            self._pauses.between_steps()
-        return marked * int(self._tree.page_size)
 
     def _events(self, node: Any) -> Iterator[list[Any]]:
         pages = self._read(node)

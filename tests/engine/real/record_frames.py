@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 import urllib.error
@@ -22,6 +23,8 @@ from tests.engine.real.tiny_model import write_model
 FOLDER = Path(__file__).parents[2] / "data" / "sglang"
 MODEL = "/models/tiny"
 """Stands for the model's folder in the recordings."""
+PREFIX = "/opt/engine"
+"""Stands for the folder of the engine's packages."""
 
 GREEDY = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
 CHAT = {
@@ -141,7 +144,7 @@ def _exchange(server: RealServer, name: str, path: str, body: Any) -> Mapping[st
 def _write(name: str, recorded: Mapping[str, Any], model: str) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"engine": "sglang 0.5.23", **recorded}, indent=1)
-    (FOLDER / name).write_text(text.replace(model, MODEL) + "\n")
+    (FOLDER / name).write_text(text.replace(model, MODEL).replace(sys.prefix, PREFIX) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import zmq
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
 from kvrouting_sglang.backend import state_operations
-from kvrouting_sglang.engine_state import RankIdentity
+from kvrouting_sglang.engine_state import EngineState, RankIdentity
 from kvrouting_sglang.pauses import Pauses
 from kvrouting_sglang.state_server import StateServer, StateSocketError
 from kvrouting_sglang.tree_reader import TreeReader
@@ -108,17 +108,21 @@ def test_a_snapshot_of_a_tree_at_rest_is_the_tree(page_size: int) -> None:
 
 def test_marked_tokens_are_those_of_the_current_phase() -> None:
     cache = policy_cache(capacity=1000, page_size=1)
-    reader = TreeReader(cache.tree_core, pauses=Pauses())
+    state = EngineState(cache, identity=IDENTITY, reader=TreeReader(cache.tree_core, pauses=Pauses()))
+
+    def told() -> tuple[int, int]:
+        eviction = next(state.state())["eviction"]
+        return eviction["phase"], eviction["marked_tokens"]
+
     serve(cache, range(300))
     serve(cache, range(1000, 1100))
-    assert reader.marked_tokens() == 400
+    assert told() == (1, 400)
     serve(cache, range(2000, 2700))
-    assert cache.tree_core.policy.phase == 2
-    assert reader.marked_tokens() == 700
-    assert (
-        TreeReader(policy_cache(capacity=9, page_size=1, policy="lru").tree_core, pauses=Pauses()).marked_tokens()
-        is None
-    )
+    assert told() == (2, 700)
+    lru = policy_cache(capacity=9, page_size=1, policy="lru")
+    reader = TreeReader(lru.tree_core, pauses=Pauses())
+    eviction = next(EngineState(lru, identity=IDENTITY, reader=reader).state())["eviction"]
+    assert not {"phase", "marked_tokens"} & set(eviction)
 
 
 @pytest.fixture
@@ -173,7 +177,7 @@ def test_the_state_is_that_of_the_real_tree_at_the_last_batch(ask: Callable[...,
             "live": True,
             "seed": 7,
             "phase": cache.tree_core.policy.phase,
-            "marked_tokens": TreeReader(cache.tree_core, pauses=Pauses()).marked_tokens(),
+            "marked_tokens": cache.tree_core.policy.marked_pages * 4,
             "evicted_tokens": cache.tree_core.evicted_tokens,
         },
     }
