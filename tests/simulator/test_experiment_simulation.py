@@ -135,7 +135,7 @@ def test_arrivals_and_prompts_do_not_depend_on_the_policy() -> None:
 
 def test_a_prefix_brings_its_group_to_the_worker_that_holds_it() -> None:
     spec = small_gsp(order="grouped", arrivals=PoissonArrivals(rate_per_s=2))
-    run = simulate(scenario(workload=spec, policy="lbgr"))
+    run = simulate(scenario(workload=spec, policy="lbgr", policy_parameters={"exploration_share": 0}))
     records = by_id(run)
     for group in range(1, 8, 2):
         workers = {records[f"gsp-{group}-{prompt}"].worker for prompt in range(8)}
