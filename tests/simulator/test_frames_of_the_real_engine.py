@@ -22,6 +22,7 @@ OURS_ALONE = (
     ".simulated_worker_class",  # which model of time answers
     ".simulated_speed",
     ".internal_states[0].dp_rank",
+    ".startup_time.scheduler_init",
     ".internal_states[0].startup_time.scheduler_init",  # one measured phase, where SGLang has its own
     ".usage.completion_tokens_details",  # a null that SGLang writes in most of its usage reports, not in this one
 )
@@ -124,7 +125,7 @@ async def _published(port: int, work: Any) -> list[list[bytes]]:
     socket.connect(f"tcp://127.0.0.1:{port}")
     await asyncio.sleep(0.3)
     await work()
-    messages = []
+    messages: list[list[bytes]] = []
     while await socket.poll(1500 if not messages else 500):
         messages.append(await socket.recv_multipart())
         if len(messages) > 40:
