@@ -52,6 +52,8 @@ async def test_the_demo_compares_two_set_ups_and_says_what_to_open(tmp_path: Pat
     assert "Agreement" in output
     report = load_report(tmp_path / "report.json")
     assert [r.name for r in report.runs[:2]] == ["cache_aware + lru", "lbgr + rlt"]
+    assert [r.name for r in report.compared[2:]] == ["cache_aware 0.4 + lru (virtual)"]
+    assert len(report.pairs) == 2
     assert all(r.summary.completed == 36 for r in report.runs)
     first, second = report.runs[:2]
     assert [r.arrival_ms for r in first.records] == [r.arrival_ms for r in second.records]
@@ -110,7 +112,7 @@ def test_the_virtual_run_gets_the_failure_as_it_happened() -> None:
             PoolMark(at_ms=9_000.0, kind="returned", worker="w2/0"),
         ],
     )
-    virtual = simulated(virtual_scenario(scenario, setup, real=real, hop_ms=1.0))
+    virtual = simulated(virtual_scenario(scenario, setup, real=real, variant=0))
     assert virtual.name == "lbgr + rlt (virtual)"
     assert virtual.marks == real.marks
     assert virtual.summary.requests == HALF_GSP.requests
@@ -133,7 +135,7 @@ def test_scenarios_refuse_what_cannot_be() -> None:
         Hurt(worker=0, killed_ms=1, away_ms=0)
     scenario = DemoScenario(speed=2.0)
     with pytest.raises(ValueError, match="theirs was 2"):
-        virtual_scenario(scenario, scenario.setups[0], real=run("x", random_records(1)), hop_ms=1.0)
+        virtual_scenario(scenario, scenario.setups[0], real=run("x", random_records(1)), variant=0)
 
 
 def test_help_names_the_options() -> None:

@@ -127,6 +127,15 @@ def test_same_scenario_and_seed_give_the_same_records(policy: str) -> None:
     assert simulate(one).records != simulate(replace(one, seed=2)).records
 
 
+def test_ties_may_fall_otherwise_under_the_same_requests() -> None:
+    one = scenario(policy="random", workers=[WorkerSpec()] * 3)
+    runs = [by_id(simulate(replace(one, tie_seed=tie_seed))) for tie_seed in (None, one.seed, 7)]
+    assert runs[0] == runs[1]
+    plans = [{i: (r.arrival_ms, r.prompt_tokens) for i, r in run.items()} for run in runs]
+    assert plans[1] == plans[2]
+    assert {i: r.worker for i, r in runs[1].items()} != {i: r.worker for i, r in runs[2].items()}
+
+
 def test_arrivals_and_prompts_do_not_depend_on_the_policy() -> None:
     runs = [by_id(simulate(scenario(policy=policy))) for policy in ("random", "lbgr")]
     plans = [{i: (r.arrival_ms, r.prompt_tokens) for i, r in run.items()} for run in runs]

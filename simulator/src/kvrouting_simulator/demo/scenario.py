@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvrouting_simulator.demo.pool_plan import PoolPlan
@@ -11,15 +12,17 @@ from kvrouting_simulator.workloads.gsp import Gsp
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """A routing policy and an eviction policy."""
+    """A routing policy with its parameters, and an eviction policy."""
 
     policy: str
     eviction: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """As the report calls it."""
-        return f"{self.policy} + {self.eviction}"
+        values = "".join(f" {value}" for value in self.parameters.values())
+        return f"{self.policy}{values} + {self.eviction}"
 
     @property
     def folder_name(self) -> str:
@@ -46,17 +49,25 @@ class Hurt:
             raise ValueError(f"away_ms must be positive, got {self.away_ms}")
 
 
+# A cache-aware router that does follow prefixes: GSP shares exactly half of each prompt, and the policy's own threshold
+# asks for more than half.
+FOLLOWING = Setup(policy="cache_aware", eviction="lru", parameters={"match_threshold": "0.4"})
+
 # GSP at half its size: 64 groups instead of 128 on caches of 98,500 tokens instead of 197,000, so that the shared
 # prefixes stand to the caches as in the whole benchmark and a minute is enough to fill them.
-HALF_GSP = Gsp(groups=64, prompts_per_group=16, arrivals=PoissonArrivals(rate_per_s=11.0), requests=660)
+HALF_GSP = Gsp(groups=64, prompts_per_group=16, arrivals=PoissonArrivals(rate_per_s=10.0), requests=600)
 HALF_CAPACITY_TOKENS = 98_500
 RESUBMISSIONS = 1  # of a request whose answer was cut
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoScenario:
-    """The pool is the same for all set-ups but for their two policies."""
+    """The pool is the same for all set-ups but for their two policies.
 
+    setups: run on processes. reference: simulated only, under the failure of the first of them.
+    """
+
+    reference: Setup = field(default_factory=lambda: FOLLOWING)
     setups: tuple[Setup, ...] = (
         Setup(policy="cache_aware", eviction="lru"),
         Setup(policy="lbgr", eviction="rlt"),
@@ -86,6 +97,7 @@ class DemoScenario:
             block_tokens=self.block_tokens,
             eviction=setup.eviction,
             policy=setup.policy,
+            policy_parameters=setup.parameters,
             speed=self.speed,
             seed=self.seed,
         )
@@ -94,6 +106,7 @@ class DemoScenario:
         """Settings for the report."""
         return {
             "routing policy": setup.policy,
+            "its parameters": ", ".join(f"{name} {value}" for name, value in setup.parameters.items()) or "default",
             "eviction policy": setup.eviction,
             "engines": f"{self.engines} simulated {self.worker_class}",
             "KV cache of each (tokens)": self.capacity_tokens,

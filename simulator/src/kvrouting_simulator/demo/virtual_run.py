@@ -13,9 +13,14 @@ from kvrouting_simulator.experiment.scenario import Delays, Failure, Scenario, W
 from kvrouting_simulator.experiment.simulation import simulate
 from kvrouting_simulator.report import Run, Summary, summarise
 
-# ms from router to engine. Which worker a request gets can hang on a fraction of a millisecond, and all that follows
-# on that; real processes have no two equal runs either. So there is a distribution, not a figure, to compare with.
-HOPS_MS = (1.0, 1.5, 2.0, 2.5, 3.0)
+# Which worker a request gets can hang on a coin that decides a tie or on a fraction of a millisecond, and all that
+# follows hangs on that; real processes have no two equal runs either. So a real run is compared with several simulated
+# ones, of which this is the number. Number n has ties of its own and another delay from router to engine.
+VARIANTS = 5
+
+
+def _hop_ms(variant: int) -> float:
+    return 1.0 + variant / 2
 
 
 def virtual_setups(scenario: DemoScenario, setups: Sequence[Setup], real: Sequence[Run]) -> list[Run]:
@@ -25,17 +30,17 @@ def virtual_setups(scenario: DemoScenario, setups: Sequence[Setup], real: Sequen
     Raises: ValueError if the engines' clocks ran at another speed than the real one.
     """
     planned = [
-        virtual_scenario(scenario, setup, real=run, hop_ms=hop_ms)
+        virtual_scenario(scenario, setup, real=run, variant=variant)
         for setup, run in zip(setups, real, strict=True)
-        for hop_ms in HOPS_MS
+        for variant in range(VARIANTS)
     ]
     workers = min(len(planned), os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         runs = list(pool.map(simulated, planned))
-    return [middle(runs[first : first + len(HOPS_MS)]) for first in range(0, len(runs), len(HOPS_MS))]
+    return [middle(runs[first : first + VARIANTS]) for first in range(0, len(runs), VARIANTS)]
 
 
-def virtual_scenario(scenario: DemoScenario, setup: Setup, *, real: Run, hop_ms: float) -> Scenario:
+def virtual_scenario(scenario: DemoScenario, setup: Setup, *, real: Run, variant: int) -> Scenario:
     """One simulation of a set-up."""
     if scenario.speed != 1.0:
         raise ValueError(f"the virtual clock runs at the engines' speed, theirs was {scenario.speed:g}")
@@ -49,14 +54,16 @@ def virtual_scenario(scenario: DemoScenario, setup: Setup, *, real: Run, hop_ms:
         workload=scenario.gsp,
         workers=[worker] * scenario.engines,
         policy=setup.policy,
+        policy_parameters=setup.parameters,
         name=f"{setup.name} (virtual)",
         block_tokens=scenario.block_tokens,
         seed=scenario.seed,
-        delays=Delays(hop_ms=hop_ms, report_on_change=True),
+        tie_seed=scenario.seed + variant,
+        delays=Delays(hop_ms=_hop_ms(variant), report_on_change=True),
         failures=_failures(scenario, real),
         resubmissions=RESUBMISSIONS,
         goodput_ttft_ms=scenario.goodput_ttft_ms,
-        settings={**scenario.described(setup), "hop between router and engine (ms)": hop_ms},
+        settings={**scenario.described(setup), "hop between router and engine (ms)": _hop_ms(variant)},
     )
 
 
@@ -80,7 +87,7 @@ def middle(runs: Sequence[Run]) -> Run:
         for name, unit, figure in _SPREAD
         if (values := [v for run in runs if (v := figure(run.summary)) is not None])
     )
-    note = f"the middle one of {len(runs)} simulations that differ by half a millisecond between router and engine"
+    note = f"the middle one of {len(runs)} simulations that differ in how ties fall and by half a millisecond of delay"
     return replace(chosen, notes=(*chosen.notes, f"{note}; they spread: {ranges}"))
 
 

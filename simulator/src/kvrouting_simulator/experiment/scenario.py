@@ -89,6 +89,7 @@ class Scenario:
 
     policy, policy_parameters: as `build_policy` takes them. block_tokens: routing block.
     seed: order and arrivals of the workload, evictions, the policy's ties.
+    tie_seed: of the policy's ties alone; None: they follow from `seed` too.
     max_attempts: how often the router sends one request before it gives up.
     resubmissions: how often a client sends a request again whose answer was cut.
     goodput_ttft_ms: target for the summary's goodput; None: none.
@@ -102,6 +103,7 @@ class Scenario:
     name: str = ""
     block_tokens: int = 64
     seed: int = 1
+    tie_seed: int | None = None
     delays: Delays = field(default_factory=Delays)
     failures: Sequence[Failure] = ()
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)

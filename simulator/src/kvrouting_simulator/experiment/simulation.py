@@ -60,7 +60,7 @@ def simulate(scenario: Scenario) -> Run:
         scenario.policy_parameters,
         cache=index,
         block_size_tokens=scenario.block_tokens,
-        rng=random.Random(f"{scenario.seed}/policy"),
+        rng=random.Random(f"{scenario.seed if scenario.tie_seed is None else scenario.tie_seed}/policy"),
         limits=scenario.limits,
     )
     result = Simulation(scenario, policy=policy, index=index).run()
