@@ -179,6 +179,7 @@ class FakeRank:
             "version": 1, "end": True, "epoch": self.epoch, "dp_rank": self.number, "page_size": self.page_size,
             "sequence": self.sequence, "pages": len(self.pages), "digest": self.digest,
             "capacity_tokens": 100_000, "cached_tokens": len(self.pages) * self.page_size,
+            "events_port": self._engine.ports[0] + self.number,
             "eviction": {"policy": "rlt", "live": self._engine.eviction_live, "seed": 1},
         }  # fmt: skip
 

@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+from kvrouting_sidecar.rank_mirror import Source
+from kvrouting_sidecar.settings import EndpointOverrides
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_router import FakeRouter
 from tests.fakes.running_sidecar import eventually, expected_blocks, in_step, running_sidecar
@@ -39,6 +41,21 @@ async def test_a_late_start_takes_a_snapshot() -> None:
             assert worker is not None
             await eventually(lambda: worker.heartbeats and worker.heartbeats[-1].end_to_end_verified)
             assert sidecar.ranks[0].mirror.counts.snapshots == 1
+
+
+async def test_the_state_socket_of_another_engine_is_of_no_use() -> None:
+    async with FakeEngine() as other, FakeEngine() as engine, FakeRouter() as router:
+        other.ranks[0].store(_prompt(1))
+        endpoints = EndpointOverrides(state=other.state_endpoint)
+        async with running_sidecar(engine, router, endpoints=endpoints, require_eviction="rlt") as sidecar:
+            engine.ranks[0].store(_prompt(2))
+            await eventually(lambda: router.blocks() == expected_blocks(engine.ranks[0]))
+            mirror = sidecar.ranks[0].mirror
+            await eventually(lambda: "--state-endpoint" in mirror.reason())
+            assert mirror.source is Source.PARTIAL
+            assert str(other.ports[0]) in mirror.reason()
+            checks = {check.name: check.reason for check in sidecar.readiness()}
+            assert "that of another engine" in checks["eviction_policy_live"]
 
 
 async def test_a_snapshot_may_be_fuzzy() -> None:

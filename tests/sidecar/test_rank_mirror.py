@@ -286,7 +286,7 @@ def test_a_failed_snapshot_is_asked_for_again_unless_the_state_socket_is_lost(*,
     pair = _settled(exact=True)
     pair.mirror.undecodable(pair.engine.sequence, "garbage")
     if silent:
-        pair.mirror.state_lost()
+        pair.mirror.state_lost("silent")
     pair.mirror.snapshot_failed("no answer")
     assert isinstance(pair.mirror.need, NeedSnapshot) is not silent
     assert (pair.mirror.blocks == 0) is silent

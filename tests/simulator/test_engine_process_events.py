@@ -190,6 +190,7 @@ async def test_the_state_says_who_speaks_and_what_evicts() -> None:
         "digest": 0,
         "capacity_tokens": 500,
         "cached_tokens": 0,
+        "events_port": engine.ports["kv_events"] + 1,
         "eviction": {"policy": "rlt", "live": True, "seed": 8, "phase": 1, "marked_tokens": 0, "evicted_tokens": 0},
     }
     assert all("unknown op" in body["error"] and body["end"] for (body,) in odd)

@@ -10,13 +10,14 @@ from kvrouting_sidecar.settings import EndpointOverrides, endpoint_of_rank
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEndpoints:
-    """One rank's sockets. None: the engine lacks it."""
+    """One rank's sockets. None: the engine lacks it. events_port: as the engine itself says, whatever is overridden."""
 
     events: str | None
     replay: str | None
     load: str | None
     state: str | None
     topic: str
+    events_port: int | None = None
 
 
 def rank_endpoints(info: EngineInfo, overrides: EndpointOverrides, *, host: str, rank: int) -> RankEndpoints:
@@ -33,4 +34,5 @@ def rank_endpoints(info: EngineInfo, overrides: EndpointOverrides, *, host: str,
         load=place(overrides.load, ports.load if ports else None),
         state=place(overrides.state, None),
         topic=ports.topic if ports else "",
+        events_port=ports.events + rank if ports else None,
     )

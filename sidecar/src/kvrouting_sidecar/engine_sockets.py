@@ -31,12 +31,16 @@ class EngineSockets:
         *,
         replay_endpoint: str | None,
         state_endpoint: str | None,
+        events_port: int | None = None,
         answer_limit_s: float = 2.0,
     ) -> None:
-        """answer_limit_s: how long to wait for each message of an answer."""
+        """events_port: where the engine itself says that this rank publishes its events; None: it does not say.
+        answer_limit_s: how long to wait for each message of an answer.
+        """
         self._context = context
         self._replay_endpoint = replay_endpoint
         self._state_endpoint = state_endpoint
+        self._events_port = events_port
         self._answer_limit_s = answer_limit_s
 
     async def replay(self, first: int) -> AsyncGenerator[tuple[int, bytes], None]:
@@ -54,9 +58,19 @@ class EngineSockets:
                 yield int.from_bytes(sequence, "big"), payload
 
     async def state(self) -> EngineState:
-        """Epoch, position, count and digest. Raises: EngineSilentError; UndecodableError."""
+        """Epoch, position, count and digest.
+
+        Raises: EngineSilentError, also if the socket belongs to another engine: on a machine with two of them one
+        forgotten option is enough, and the mirror would take the other one's cache for exact. UndecodableError.
+        """
         with self._asking(self._state_endpoint, "state") as socket:
-            return await self._state(socket)
+            state = await self._state(socket)
+        if None not in (state.events_port, self._events_port) and state.events_port != self._events_port:
+            raise EngineSilentError(
+                f"the state socket at {self._state_endpoint} is that of another engine, whose events are on port"
+                f" {state.events_port} and not {self._events_port}: give the right --state-endpoint"
+            )
+        return state
 
     async def snapshot(self) -> AsyncGenerator[SnapshotChunk, None]:
         """The tree in pieces, all of one position; the last has `end`. Raises: EngineSilentError; UndecodableError."""

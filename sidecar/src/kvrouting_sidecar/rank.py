@@ -140,7 +140,7 @@ class Rank:
         """Empty if the engine itself reports the required policy at work."""
         state = self.follower.latest_state if self.follower else None
         if state is None:
-            return f"the engine's state socket does not answer, so that {required} is at work is not proven"
+            return f"{self.mirror.state_trouble}, so that {required} is at work is not proven"
         if state.eviction.policy != required:
             return f"the engine runs {state.eviction.policy!r}, not {required!r}"
         return "" if state.eviction.live else f"the engine reports {required} as not live"

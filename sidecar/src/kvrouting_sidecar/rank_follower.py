@@ -253,10 +253,10 @@ class RankFollower:
         except (EngineSilentError, UndecodableError) as error:
             self._state_failures += 1
             if self._state_failures == self._times.lost_after:
-                _log.info("the state socket does not answer", extra={"error": str(error)})
+                _log.warning("the state socket is of no use", extra={"error": str(error)})
             if self._state_failures >= self._times.lost_after:
                 self.latest_state = None
-                self.mirror.state_lost()
+                self.mirror.state_lost(str(error))
             return None
         self._note_state(state)
         return state

@@ -116,6 +116,7 @@ class RankMirror:
         self._engine_epoch: str | None = None
         self._fingerprint: str | None = None
         self._state_answers = False
+        self._state_trouble = "the engine's state socket does not answer"
         self._told_epochs: deque[str] = deque(maxlen=_REMEMBERED_EPOCHS)
         self._settled = False
         self._settles_at: int | None = None
@@ -174,7 +175,7 @@ class RankMirror:
             return self.doubt_reason
         if self.source is Source.EXACT:
             return ""
-        return "the engine's state socket does not answer: the mirror is a subset of its cache"
+        return f"{self._state_trouble}; the mirror is a subset of the engine's cache"
 
     # --- the live stream and the replay ---
 
@@ -310,9 +311,15 @@ class RankMirror:
             self.need = NeedReplay(self._gap.start, f"batches {self._gap} never came")
         self._verify()
 
-    def state_lost(self) -> None:
+    @property
+    def state_trouble(self) -> str:
+        """Why the state socket is of no use, as far as it is of none."""
+        return self._state_trouble
+
+    def state_lost(self, reason: str) -> None:
         """The state socket no longer answers. What the mirror holds stays right as long as nothing is missed."""
         self._state_answers = False
+        self._state_trouble = reason
         self.verification.lost()
 
     # --- snapshots ---

@@ -192,6 +192,7 @@ class Sidecar:
                 sockets,
                 replay_endpoint=endpoints.replay,
                 state_endpoint=endpoints.state,
+                events_port=endpoints.events_port,
                 answer_limit_s=self.settings.follower_times.answer_limit_s,
             ),
             describe_engine=engine.describe,

@@ -76,7 +76,10 @@ class Eviction(msgspec.Struct, gc=False):
 
 
 class EngineState(msgspec.Struct, gc=False):
-    """The state socket's answer: count and digest of the live pages after all batches below `sequence`."""
+    """The state socket's answer: count and digest of the live pages after all batches below `sequence`.
+
+    events_port: where this rank publishes its events; None: it does not say.
+    """
 
     epoch: str
     sequence: int
@@ -85,6 +88,7 @@ class EngineState(msgspec.Struct, gc=False):
     page_size: int = 0
     capacity_tokens: int = 0
     cached_tokens: int = 0
+    events_port: int | None = None
     eviction: Eviction = msgspec.field(default_factory=Eviction)
 
 

@@ -46,9 +46,10 @@ class RankOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankOutlets:
-    """Where a rank is heard; None: it keeps silent there. event_faults: those of `events`."""
+    """Where a rank is heard; None: it keeps silent there. events_port, event_faults: those of `events`."""
 
     events: EventPublisher | None
+    events_port: int | None
     event_faults: EventFaults
     load: LoadPublisher | None
     state: zmq.Socket[bytes] | None
@@ -352,6 +353,7 @@ class Rank:
             "digest": self._published.digest,
             "capacity_tokens": self._cache.capacity_tokens,
             "cached_tokens": self._cache.used_tokens,
+            "events_port": self._outlets.events_port,
             "eviction": self._eviction(),
         }
 

@@ -194,6 +194,7 @@ class EngineServer:
             options=self._options.rank,
             outlets=RankOutlets(
                 events=events,
+                events_port=None if ports.kv_events is None else ports.kv_events.base + number,
                 event_faults=faults,
                 load=load,
                 state=None if ports.state is None else ports.state.sockets[number],
