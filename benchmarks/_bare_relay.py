@@ -15,8 +15,6 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-_PASSED_ON = ("Content-Type", "X-Script")
-
 
 async def _serve(urls: Sequence[str]) -> None:
     session = aiohttp.ClientSession(
@@ -26,7 +24,7 @@ async def _serve(urls: Sequence[str]) -> None:
 
     async def relay(request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
-        headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+        headers = {"Content-Type": request.content_type}
         async with session.post(next(workers) + request.path, data=body, headers=headers) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
             await response.prepare(request)

@@ -1,14 +1,15 @@
 """A process that answers like several engines, written by hand so that it costs little beside what is measured.
 
-`python -m benchmarks._scripted_engine PORTS` prints {"ports": [...]}. Every POST is answered with a stream; the header
-`X-Script` says how: `EVENTS/PAUSE_MS`. The first event comes at once, the others in one burst after the pause, or each
-after a pause of its own with `EVENTS*PAUSE_MS`.
+`python -m benchmarks._scripted_engine PORTS` prints {"ports": [...]}. Every POST is answered with a stream; its
+prompt, which every relay passes on, says how: `[EVENTS/PAUSE_MS]`. The first event comes at once, the others in one
+burst after the pause, or each after a pause of its own with `[EVENTS*PAUSE_MS]`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from typing import cast
 
@@ -21,6 +22,7 @@ _CHUNK = {
     "choices": [{"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None}],
 }  # fmt: skip
 _EVENT = b"data: " + json.dumps(_CHUNK).encode() + b"\n\n"
+_SCRIPT = re.compile(rb"\[(\d+)([/*])(\d+)\]")
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -57,20 +59,21 @@ class EngineConnection(asyncio.Protocol):
             self._head = whole[:end]
             self._awaited = end + 4 + int(_header(self._head, b"content-length") or 0)
         if self._size >= self._awaited:
+            request = b"".join(self._pieces)
             self._pieces, self._size, self._awaited = [], 0, None
-            self._answer()
+            self._answer(request)
 
-    def _answer(self) -> None:
+    def _answer(self, request: bytes) -> None:
         if self._head.startswith(b"GET"):
             head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(_PAGE)
             self._transport.write(head + _PAGE)
             return
-        script = (_header(self._head, b"x-script") or b"1/0").decode()
-        singly = "*" in script
-        events, _, pause_ms = script.replace("*", "/").partition("/")
+        script = _SCRIPT.search(request)
+        if script is None:
+            raise ValueError(f"a request has no script: {request[:300]!r}")
         self._transport.write(_HEAD + _chunked(_EVENT))
-        left, pause_s = int(events) - 1, int(pause_ms) / 1000
-        if singly:
+        left, pause_s = int(script[1]) - 1, int(script[3]) / 1000
+        if script[2] == b"*":
             self._loop.call_later(pause_s, self._next, left, pause_s, self._loop.time() + pause_s)
         else:
             self._loop.call_later(pause_s, self._write, _chunked(_EVENT) * left + _LAST)

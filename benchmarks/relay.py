@@ -51,6 +51,11 @@ class Case:
     prompt: Callable[[Writer, int], Sequence[Mapping[str, str]]]
     requests: int
 
+    @property
+    def events(self) -> int:
+        """Of each answer."""
+        return int(self.script.replace("*", "/").partition("/")[0])
+
 
 @dataclass(slots=True)
 class Subject:
@@ -95,35 +100,35 @@ def cases(*, quick: bool) -> list[Case]:
 
 def request_bytes(case: Case, writer: Writer, number: int) -> bytes:
     """One request as it goes over the wire."""
-    body = {"model": "m", "messages": case.prompt(writer, number), "stream": True, "max_tokens": 64}
+    messages = [*case.prompt(writer, number), {"role": "user", "content": f"[{case.script}]"}]
+    body = {"model": "m", "messages": messages, "stream": True, "max_tokens": 64}
     data = json.dumps(body).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: router\r\nContent-Type: application/json\r\n"
-        f"Accept: text/event-stream\r\nUser-Agent: benchmark\r\nX-Script: {case.script}\r\n"
-        f"Content-Length: {len(data)}\r\n\r\n"
+        f"Accept: text/event-stream\r\nUser-Agent: benchmark\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
 
 
-async def connection(port: int, queue: Iterator[bytes]) -> None:
-    """Sends requests one after the other. Raises: RuntimeError for an answer that is not 200."""
+async def connection(port: int, queue: Iterator[bytes], events: int) -> None:
+    """Sends requests one after the other. Raises: RuntimeError for an answer that has not so many events."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     try:
         for request in queue:
             writer.write(request)
             answer = await reader.readuntil(_LAST_CHUNK)
-            if not answer.startswith(b"HTTP/1.1 200"):
+            if not answer.startswith(b"HTTP/1.1 200") or answer.count(b"data: {") != events:
                 raise RuntimeError(f"port {port} answered {answer[:300]!r}")
     finally:
         writer.close()
 
 
-async def play(port: int, requests: Sequence[bytes], connections: int) -> None:
-    """Sends all requests over so many connections."""
+async def play(port: int, requests: Sequence[bytes], case: Case) -> None:
+    """Sends all requests over the connections of the case."""
     queue = iter(requests)
     async with asyncio.timeout(_BATCH_LIMIT_S), asyncio.TaskGroup() as tasks:
-        for _ in range(connections):
-            tasks.create_task(connection(port, queue))
+        for _ in range(case.connections):
+            tasks.create_task(connection(port, queue, case.events))
 
 
 async def measure(case: Case, subjects: Sequence[Subject], rounds: int) -> None:
@@ -134,7 +139,7 @@ async def measure(case: Case, subjects: Sequence[Subject], rounds: int) -> None:
         shift = number % len(subjects)
         for subject in (*subjects[shift:], *subjects[:shift]):
             before_s = subject.cpu_s()
-            await play(subject.port, requests, case.connections)
+            await play(subject.port, requests, case)
             cost_us = (subject.cpu_s() - before_s) * 1e6 / (len(requests) * case.units)
             if number:
                 subject.costs_us.setdefault(case.name, []).append(cost_us)
@@ -243,14 +248,16 @@ class Relays:
 
     async def ready(self) -> None:
         """Waits until every relay serves."""
-        request = request_bytes(cases(quick=True)[0], Writer(0), 0)
+        case = cases(quick=True)[0]
+        request = request_bytes(case, Writer(0), 0)
         deadline_s = time.monotonic() + _START_LIMIT_S
         for subject in self.subjects:
             while True:
                 try:
-                    await connection(subject.port, iter([request]))
+                    async with asyncio.timeout(5):
+                        await connection(subject.port, iter([request]), case.events)
                     break
-                except (OSError, RuntimeError, asyncio.IncompleteReadError) as error:
+                except (OSError, RuntimeError, EOFError) as error:  # a timeout is an OSError
                     if time.monotonic() > deadline_s:
                         raise RuntimeError(f"{subject.name} does not serve") from error
                 await asyncio.sleep(0.2)
