@@ -75,7 +75,7 @@ class Cluster(Protocol):
     def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """The object; None if there is none."""
 
-    def list(self, kind: str, namespace: str | None, *, selector: str = "") -> list[Object]:
+    def find(self, kind: str, namespace: str | None, *, selector: str = "") -> list[Object]:
         """The objects that match a label selector; namespace None: of all namespaces."""
 
     def create(self, body: Object) -> Object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import logging
 
 import click
 
@@ -48,7 +49,11 @@ _SGLANG = "lmsysorg/sglang:v0.5.23"
     help="How long the watch may miss what a list shows, before the liveness probe fails.",
 )
 @click.option(
-    "--watch-s", type=_SECONDS, default=120.0, show_default=True, help="A watch is asked for anew after so long."
+    "--watch-s",
+    type=click.IntRange(min=1),
+    default=120,
+    show_default=True,
+    help="A watch is asked for anew after so long.",
 )
 @click.option("--probe-host", default="0.0.0.0", show_default=True)  # noqa: S104 - the kubelet asks from outside
 @click.option("--probe-port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="0: a free one.")
@@ -82,4 +87,6 @@ def operator(
     )
     settings = OperatorSettings(images=images, **options)  # type: ignore[arg-type]
     with json_logging(log_level):
+        # kopf tells of every event that it has handed over.
+        logging.getLogger("kopf.objects").setLevel(max(logging.WARNING, logging.getLevelName(log_level.upper())))
         asyncio.run(run(settings))

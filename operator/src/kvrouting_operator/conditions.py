@@ -65,12 +65,14 @@ def findings(view: View) -> tuple[Finding, ...]:
 
 def ready(view: View, parts: Iterable[Finding]) -> Finding:
     """All that the spec asks for is there and serves."""
+    if view.spec is None and view.problems and view.wanted == 0:
+        return Finding(type="Ready", status="False", reason=view.problems[0].reason, message=view.problems[0].message)
     if view.wanted == 0:
         return Finding(type="Ready", status="False", reason="ScaledToZero", message="replicas is 0: requests get 503")
     missing = [part for part in parts if part.status != "True"]
     if not missing:
         return Finding(type="Ready", status="True", reason="Ready", message=f"{view.ready} workers serve")
-    first = missing[0]
+    first = next((part for part in missing if part.status == "False"), missing[0])
     serving = f"; {view.ready} of {view.wanted} workers are ready" if view.ready else ""
     return Finding(type="Ready", status="False", reason=first.reason, message=f"{first.type}: {first.message}{serving}")
 

@@ -42,27 +42,27 @@ def build_registry(operation: Operation, configuration: client.Configuration) ->
     """All handlers."""
     registry = kopf.OperatorRegistry()
 
-    @kopf.on.startup(registry=registry)
+    @kopf.on.startup(id="start", registry=registry)
     async def start(**_: Any) -> None:
         await operation.start()
 
-    @kopf.on.cleanup(registry=registry)
+    @kopf.on.cleanup(id="stop", registry=registry)
     async def stop(**_: Any) -> None:
         await operation.stop()
 
-    @kopf.on.login(registry=registry)
+    @kopf.on.login(id="login", registry=registry)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return connection(configuration)
 
-    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    @kopf.on.event(GROUP, VERSION, PLURAL, id="pool", registry=registry)
     async def pool(type: Any, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
         operation.pool_changed(type, body)
 
-    @kopf.on.event("apps", "v1", "deployments", labels={POOL_LABEL: kopf.PRESENT}, registry=registry)
+    @kopf.on.event("apps", "v1", "deployments", id="deployment", labels={POOL_LABEL: kopf.PRESENT}, registry=registry)
     async def deployment(body: kopf.Body, **_: Any) -> None:
         operation.owned_changed(body)
 
-    @kopf.on.event("", "v1", "pods", labels={POOL_LABEL: kopf.PRESENT}, registry=registry)
+    @kopf.on.event("", "v1", "pods", id="pod", labels={POOL_LABEL: kopf.PRESENT}, registry=registry)
     async def pod(body: kopf.Body, **_: Any) -> None:
         operation.owned_changed(body)
 

@@ -52,7 +52,7 @@ class KubernetesCluster:
         except NotFoundError:
             return None
 
-    def list(self, kind: str, namespace: str | None, *, selector: str = "") -> list[Object]:
+    def find(self, kind: str, namespace: str | None, *, selector: str = "") -> list[Object]:
         """See Cluster. Asks for pages, so that a large namespace is no single large answer."""
         found: list[Object] = []
         more = ""
@@ -66,7 +66,7 @@ class KubernetesCluster:
             found += page["items"]
             more = page.get("metadata", {}).get("continue", "")
             if not more:
-                return [{"kind": kind, **item} for item in found]
+                return [{"apiVersion": KINDS[kind].api_version, "kind": kind, **item} for item in found]
 
     def create(self, body: Object) -> Object:
         """See Cluster."""

@@ -61,7 +61,7 @@ class Observer:
         )
 
     def _labelled(self, kind: str, pool: PoolIdentity) -> list[Object]:
-        found = self._cluster.list(kind, pool.namespace, selector=f"{POOL_LABEL}={pool.name}")
+        found = self._cluster.find(kind, pool.namespace, selector=f"{POOL_LABEL}={pool.name}")
         return sorted(found, key=lambda o: str(o["metadata"]["name"]))
 
     def _keys(self, pool: PoolIdentity) -> tuple[PoolKeys | None, tuple[Problem, ...]]:

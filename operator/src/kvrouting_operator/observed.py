@@ -51,5 +51,5 @@ def has_condition(pod: Mapping[str, Any], kind: str) -> bool:
 
 def condition_of(thing: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """A condition of an object; empty if it has none of that type."""
-    conditions = thing.get("status", {}).get("conditions", [])
+    conditions = thing.get("status", {}).get("conditions") or []
     return next((c for c in conditions if c["type"] == kind), {})

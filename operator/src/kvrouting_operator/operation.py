@@ -51,8 +51,6 @@ class Operation:
 
     async def start(self) -> None:
         """Brings the CRD up to date, waits until pools can be listed, and begins the regular looks."""
-        if self._settings.apply_crd:
-            await self._in_thread(self._apply_crd)
         await self._until_listable()
         self._resync = asyncio.create_task(self._look_again_and_again(), name="resync")
 
@@ -111,7 +109,7 @@ class Operation:
 
     def _list_pools(self) -> list[Object]:
         namespaces = self._settings.namespaces or (None,)
-        return [pool for namespace in namespaces for pool in self._cluster.list(KIND, namespace)]
+        return [pool for namespace in namespaces for pool in self._cluster.find(KIND, namespace)]
 
     def _apply_crd(self) -> None:
         """Only this one object is forced: it is the operator's own, whoever brought an earlier version."""
@@ -121,9 +119,13 @@ class Operation:
             _logger.warning("the CRD cannot be updated", extra={"fields": {"error": str(error)}})
 
     async def _until_listable(self) -> None:
-        """A new CRD is served a moment after it is there."""
+        """A new CRD is served a moment after it is there; an API server that is away is waited for."""
+        applied = False
         while True:
             try:
+                if self._settings.apply_crd and not applied:
+                    await self._in_thread(self._apply_crd)
+                    applied = True
                 if self._settings.apply_crd:
                     await self._in_thread(self._check_crd)
                 await self._in_thread(self._list_pools)

@@ -116,4 +116,5 @@ def parse_spec(raw: object) -> PoolSpec:
     try:
         return msgspec.convert(raw, PoolSpec)
     except msgspec.ValidationError as error:
-        raise InvalidSpecError(str(error).replace("`$.", "`spec.").replace("`$`", "`spec`")) from error
+        text = str(error).replace("`$.", "`spec.").replace("`$`", "`spec`")
+        raise InvalidSpecError(text if "`spec" in text else f"spec: {text}") from error

@@ -70,9 +70,13 @@ def transitions(previous: Mapping[str, Any], status: PoolStatus) -> tuple[Transi
     for condition in status.conditions:
         held = _held(previous, condition.type)
         stuck = (
-            condition.type == "Progressing" and condition.status == "False" and held.get("reason") != condition.reason
+            condition.type == "Progressing"
+            and condition.status == "False"
+            and condition.reason not in (held.get("reason"), "UpToDate")
         )
-        if held.get("status") != condition.status or stuck:
+        # What a new pool does not have yet is no news.
+        is_news = held.get("status") != condition.status if held else condition.status == "True"
+        if is_news or stuck:
             found.append(_transition(condition))
     return tuple(found)
 

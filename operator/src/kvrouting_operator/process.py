@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import logging
 import random
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +34,7 @@ async def run(
     *,
     fetch: ReportFetcher | None = None,
     pace: Pace | None = None,
-    stop: asyncio.Event | None = None,
+    stop: threading.Event | None = None,
     on_listening: Callable[[int], None] | None = None,
 ) -> None:
     """Until SIGTERM or SIGINT, or until stop is set. fetch: how routers are asked; default: by HTTP.

@@ -22,7 +22,7 @@ class OperatorSettings:
     api_limit_s: float = 15.0
     router_limit_s: float = 2.0
     silence_limit_s: float = 60.0
-    watch_s: float = 120.0
+    watch_s: int = 120
     probe_host: str = "0.0.0.0"  # noqa: S104 - the kubelet asks from outside the pod
     probe_port: int = 8081
     kubeconfig: str | None = None
