@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_environment_gives_what_the_command_line_does_not(tmp_path: Path) ->
     (tmp_path / "join").write_text("join-secret\n")
     environment = {
         "KVROUTING_SIDECAR_POOL": "from-env",
-        "KVROUTING_SIDECAR_ROUTERS": "a:1 [::1]:2",
+        "KVROUTING_SIDECAR_ROUTER": "a:1 [::1]:2",
         "KVROUTING_SIDECAR_HASH_KEY_FILE": str(tmp_path / "key"),
         "KVROUTING_SIDECAR_JOIN_TOKEN_FILE": str(tmp_path / "join"),
         "KVROUTING_SIDECAR_STATE_ENDPOINT": "none",
@@ -91,7 +92,33 @@ def test_secrets_are_not_shown() -> None:
         ([*_LEAST, "--pod-uid", "a/b"], "without '/'"),
         ([*_LEAST, "--join-token", ""], "join token is empty"),
         ([*_LEAST, "--http-port", "70000"], "outside 0..65535"),
+        ([*_LEAST, "--lookup-interval", "0"], "must be above 0"),
+        ([*_LEAST, "--lookup-interval", "nan"], "must be above 0"),
+        ([*_LEAST, "--verify-interval", "nan"], "must be above 0"),
+        ([*_LEAST, "--drain-timeout", "nan"], "must be above 0"),
+        ([*_LEAST, "--engine-url", "http://engine:99999"], "must be http://host:port"),
+        ([*_LEAST, "--state-endpoint", "tcp://127.0.0.1:0"], "tcp://host:port"),
+        ([*_LEAST, "--router", "http://routers:9090"], "without scheme"),
+        ([*_LEAST, "--router-ca", __file__], "no PEM"),
+        ([*_LEAST, "--join-token", "schlüssel"], "printable ASCII"),
+        ([*_LEAST, "--drain-header", "drain token"], "name of a header"),
     ],
 )
 def test_a_wrong_option_says_what_is_right(arguments: list[str], words: str) -> None:
     assert words in _refusal(arguments)
+
+
+def test_a_port_in_use_is_said_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = [*_LEAST, "--http-host", "127.0.0.1", "--http-port", str(port)]
+        result = CliRunner().invoke(sidecar, arguments)
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1].startswith(
+        f"Error: cannot listen on 127.0.0.1:{port} (Address already in use)"
+    )
+
+
+def test_a_secret_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "join").write_bytes(b"\xff\xfe")
+    assert "is no text in UTF-8" in _refusal([*_LEAST, "--join-token-file", str(tmp_path / "join")])

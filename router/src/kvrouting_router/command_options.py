@@ -36,7 +36,7 @@ pool_options = _group(
     click.option("--hash-key-file", type=_FILE,
                  help="The pool's secret: 32 to 128 hex digits or 16 to 64 raw bytes. No worker joins without it."),
     click.option("--join-token-file", type=_FILE, help="Sidecars must present its content; without it all may join."),
-    click.option("--worker", "workers", multiple=True, metavar="URL",
+    click.option("--worker", "workers", multiple=True, metavar="URL", envvar="KVROUTING_ROUTER_WORKER",
                  help="An engine without a sidecar, http://host:port; may be repeated. Its cache is guessed."),
     click.option("--worker-class", default="L40", show_default=True, help="GPU class of the --worker engines."),
     click.option("--worker-capacity-tokens", type=_COUNT, default=197_000, show_default=True,
@@ -66,6 +66,7 @@ tokenizer_options = _group(
 policy_options = _group(
     click.option("--policy", type=click.Choice(POLICY_NAMES), default="lbgr", show_default=True),
     click.option("--policy-parameter", "policy_parameters", multiple=True, metavar="NAME=VALUE",
+                 envvar="KVROUTING_ROUTER_POLICY_PARAMETER",
                  help="A parameter of the policy; may be repeated."),
     click.option("--seed", type=int, help="Of the policy's random choices; without it they differ from run to run."),
     click.option("--max-waiting", type=click.IntRange(min=0), default=1024, show_default=True,

@@ -13,7 +13,7 @@ import click
 from kvrouting_sidecar.grpc_channel import RouterCredentials
 from kvrouting_sidecar.grpc_conversation import StreamTimes
 from kvrouting_sidecar.json_log import log_to
-from kvrouting_sidecar.process import serve
+from kvrouting_sidecar.process import ListenError, serve
 from kvrouting_sidecar.rank_follower import FollowerTimes
 from kvrouting_sidecar.router_names import parse_router_name
 from kvrouting_sidecar.settings import DrainSettings, EndpointOverrides, Settings
@@ -32,6 +32,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--router",
     "routers",
     multiple=True,
+    envvar="KVROUTING_SIDECAR_ROUTER",
     help="Name and gRPC port of the routers; may be given several times.",
 )
 @click.option("--model", default="", help="Default: the name under which the engine serves it.")
@@ -75,7 +76,10 @@ def sidecar(log_level: str, **options: Any) -> None:
         raise click.UsageError(str(error)) from error
     log_to(level=log_level)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve(settings))
+        try:
+            runner.run(serve(settings))
+        except ListenError as error:
+            raise click.ClickException(str(error)) from error
 
 
 def settings_from(**options: Any) -> Settings:
@@ -144,7 +148,12 @@ def _hash_key(file: Path | None, digits: str | None) -> bytes:
 
 
 def _secret(file: Path | None, text: str | None) -> str | None:
-    return file.read_text().strip() if file is not None else text
+    if file is None:
+        return text
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text in UTF-8: {error}") from error
 
 
 def _content(file: Path | None) -> bytes | None:

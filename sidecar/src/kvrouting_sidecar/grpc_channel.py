@@ -36,10 +36,15 @@ class RouterCredentials:
     def __post_init__(self) -> None:
         if self.join_token == "":
             raise ValueError("the join token is empty: leave it out, or give one")
+        if self.join_token is not None and not (self.join_token.isascii() and self.join_token.isprintable()):
+            raise ValueError("the join token must be printable ASCII: it is sent in a header")
         if (self.certificate is None) != (self.private_key is None):
             raise ValueError("a client certificate and its private key are given together or not at all")
         if self.certificate is not None and self.ca is None:
             raise ValueError("a client certificate needs TLS: give the routers' CA too")
+        for name, pem in (("CA", self.ca), ("certificate", self.certificate), ("private key", self.private_key)):
+            if pem is not None and b"-----BEGIN " not in pem:
+                raise ValueError(f"the file of the {name} holds no PEM")
 
     def metadata(self) -> Sequence[tuple[str, str]]:
         """Of every stream."""

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from os import strerror
 
 from aiohttp import web
 
@@ -21,8 +22,12 @@ from kvrouting_sidecar.sidecar import Sidecar
 _log = logging.getLogger(__name__)
 
 
+class ListenError(Exception):
+    """The pages cannot be served where they were to be; the message says what to change."""
+
+
 async def serve(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Until SIGTERM or SIGINT. Raises: ListenError."""
     sidecar = Sidecar(settings, resolver=resolve, clock_s=time.monotonic, rng=random.Random())
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -35,11 +40,18 @@ async def serve(settings: Settings) -> None:
 
 @asynccontextmanager
 async def pages_of(sidecar: Sidecar, *, host: str, port: int) -> AsyncIterator[int]:
-    """The sidecar's pages, served. Yields: the port."""
+    """The sidecar's pages, served. Yields: the port. Raises: ListenError."""
     runner = web.AppRunner(build_pages(sidecar, build_registry(sidecar)), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            number = error.errno or 0  # below 0: the name could not be looked up
+            reason = strerror(number) if number > 0 else error.strerror
+            raise ListenError(
+                f"cannot listen on {host}:{port} ({reason}): choose another place with --http-host and --http-port"
+            ) from error
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ class FollowerTimes:
     snapshot_limit_s: float = 120.0
 
     def __post_init__(self) -> None:
-        if self.verify_s <= 0:
-            raise ValueError(f"verify interval {self.verify_s} s must be above 0")
+        if not 0 < self.verify_s < math.inf:
+            raise ValueError(f"verify interval {self.verify_s} s must be above 0 and finite")
 
 
 class RankFollower:

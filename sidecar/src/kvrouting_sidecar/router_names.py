@@ -22,6 +22,8 @@ class RouterName:
     def __post_init__(self) -> None:
         if not self.host:
             raise ValueError("a router's host is empty: write it as host:port, for example routers.pool.svc:9090")
+        if "/" in self.host or any(character.isspace() for character in self.host):
+            raise ValueError(f"router host {self.host!r} must be a name or an address, without scheme and path")
         if not 1 <= self.port <= 65535:
             raise ValueError(f"router port {self.port} is outside 1..65535")
 

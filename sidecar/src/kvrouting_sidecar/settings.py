@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -11,6 +13,8 @@ from kvrouting_sidecar.grpc_channel import RouterCredentials
 from kvrouting_sidecar.grpc_conversation import StreamTimes
 from kvrouting_sidecar.rank_follower import FollowerTimes
 from kvrouting_sidecar.router_names import RouterName
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,9 +28,11 @@ class DrainSettings:
     def __post_init__(self) -> None:
         if not self.header:
             raise ValueError("the drain header's name is empty")
+        if not _HEADER_NAME.fullmatch(self.header):
+            raise ValueError(f"{self.header!r} cannot be the name of a header: use letters, digits and dashes")
         if self.token == "":
             raise ValueError("the drain token is empty: leave it out, or give one")
-        if self.limit_s <= 0:
+        if not self.limit_s > 0:
             raise ValueError(f"drain limit {self.limit_s} s must be above 0")
 
 
@@ -79,10 +85,12 @@ class Settings:
             raise ValueError(f"the hash key has {len(self.hash_key)} bytes, not 16..64: give 32..128 hex digits")
         for name, url in (("engine URL", self.engine_url), ("advertised endpoint", self.advertise_endpoint)):
             parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            if parts.scheme not in ("http", "https") or not parts.hostname or not _has_valid_port(url):
                 raise ValueError(f"{name} {url!r} must be http://host:port")
         if self.queue_bytes < 1 << 20:
             raise ValueError(f"queue of {self.queue_bytes} bytes is less than 1 MiB: one large batch would not fit")
+        if not 0 < self.look_up_every_s < math.inf:
+            raise ValueError(f"look-up interval {self.look_up_every_s} s must be above 0 and finite")
         if not 0 <= self.http_port <= 65535:
             raise ValueError(f"HTTP port {self.http_port} is outside 0..65535")
 
@@ -96,12 +104,16 @@ class Settings:
 def check_endpoint(endpoint: str) -> None:
     """Raises: ValueError unless it is tcp://host:port."""
     parts = urlsplit(endpoint)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme != "tcp" or not parts.hostname or port is None:
+    if parts.scheme != "tcp" or not parts.hostname or not _has_valid_port(endpoint) or not parts.port:
         raise ValueError(f"endpoint {endpoint!r} must be tcp://host:port, for example tcp://127.0.0.1:5557")
+
+
+def _has_valid_port(url: str) -> bool:
+    """Whether the port is left out or within 1..65535."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 def endpoint_of_rank(endpoint: str, rank: int) -> str:
