@@ -188,6 +188,7 @@ async def test_errors_have_sglangs_shape(client: openai.AsyncOpenAI, engine: Eng
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "extra_key": "k"}, "extra_key"),
         ({"prompt": "a", "logprobs": 1}, "logprobs"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "n": 0}, "n"),

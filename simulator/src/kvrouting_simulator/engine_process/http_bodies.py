@@ -49,6 +49,7 @@ class GenerateBody(msgspec.Struct):
     data_parallel_rank: int | None = None
     lora_path: str | None = None
     cache_salt: str | None = None
+    extra_key: msgspec.Raw = msgspec.Raw()
     return_logprob: bool = False
     input_embeds: msgspec.Raw = msgspec.Raw()
     image_data: msgspec.Raw = msgspec.Raw()
@@ -74,6 +75,7 @@ class CompletionBody(msgspec.Struct):
     data_parallel_rank: int | None = None
     lora_path: str | None = None
     cache_salt: str | None = None
+    extra_key: msgspec.Raw = msgspec.Raw()
 
 
 class ChatBody(msgspec.Struct):
@@ -92,6 +94,7 @@ class ChatBody(msgspec.Struct):
     data_parallel_rank: int | None = None
     lora_path: str | None = None
     cache_salt: str | None = None
+    extra_key: msgspec.Raw = msgspec.Raw()
 
 
 _generate = msgspec.json.Decoder(GenerateBody)
@@ -119,6 +122,7 @@ def parse_generate(data: bytes) -> tuple[GenerateBody, Sequence[str] | Sequence[
     for name in ("input_embeds", "image_data"):
         if bytes(getattr(body, name)) not in (b"", b"null"):
             raise _unsupported(name)
+    _refuse_extra_key(body.extra_key)
     ids = bytes(body.input_ids)
     has_ids = ids not in (b"", b"null")
     if (body.text is None) != has_ids:
@@ -141,6 +145,7 @@ def parse_completion(data: bytes) -> tuple[CompletionBody, Sequence[str] | Seque
         raise _unsupported("suffix")
     if body.best_of not in (None, body.n):
         raise _unsupported("best_of")
+    _refuse_extra_key(body.extra_key)
     raw = bytes(body.prompt)
     if raw in (b"", b"null", b'""', b"[]"):
         raise BadRequestError("Prompt cannot be empty", param="prompt")
@@ -156,10 +161,17 @@ def parse_chat(data: bytes) -> tuple[ChatBody, Mapping[str, Any]]:
     body: ChatBody = _decoded(_chat, data)
     if body.logprobs:
         raise _unsupported("logprobs")
+    _refuse_extra_key(body.extra_key)
     whole: Mapping[str, Any] = _json.decode(data)
     if not whole.get("messages"):
         raise BadRequestError("Messages cannot be empty.", param="messages")
     return body, whole
+
+
+def _refuse_extra_key(value: msgspec.Raw) -> None:
+    """KV events do not tell of this namespace, and without it an answer would share what it is to separate."""
+    if bytes(value) not in (b"", b"null", b'""'):
+        raise _unsupported("extra_key")
 
 
 def _unsupported(name: str) -> BadRequestError:
