@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 import zmq
 
 from kvrouting_sidecar.event_queue import EventQueue, NewConnection, Received, ReceivedBatch
@@ -14,18 +16,19 @@ from kvrouting_sidecar.event_reader import EventReader, Published
 
 
 @contextmanager
-def _publisher(port: int = 0) -> Iterator[tuple[zmq.Socket[bytes], int]]:
+def _publisher(port: int = 0, host: str = "127.0.0.1") -> Iterator[tuple[zmq.Socket[bytes], int]]:
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+        socket.setsockopt(zmq.IPV6, int("[" in host))
+        socket.bind(f"tcp://{host}:{port or '*'}")
         endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         yield socket, int(endpoint.rpartition(":")[2])
 
 
 @contextmanager
-def _reading(port: int) -> Iterator[Published]:
+def _reading(port: int, host: str = "127.0.0.1") -> Iterator[Published]:
     queue = EventQueue(limit_bytes=1 << 20, on_arrival=lambda: None)
-    published = Published(events_endpoint=f"tcp://127.0.0.1:{port}", load_endpoint=None, topic="kv", queue=queue)
+    published = Published(events_endpoint=f"tcp://{host}:{port}", load_endpoint=None, topic="kv", queue=queue)
     ended = threading.Event()
     reader = EventReader([published], clock_s=time.monotonic, on_end=ended.set)
     reader.start()
@@ -69,6 +72,15 @@ def test_it_delivers_batches_of_its_topic_and_counts_nonsense() -> None:
         first, *batches = _taken(published)
         assert first == NewConnection(number=1)
         assert set(batches) == {ReceivedBatch(sequence=5, payload=b"payload")}
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")
+@pytest.mark.parametrize("host", ["[::1]", "localhost"])
+def test_an_engine_may_be_at_an_ipv6_address_or_a_name(host: str) -> None:
+    bound = "127.0.0.1" if host == "localhost" else host
+    with _publisher(host=bound) as (publisher, port), _reading(port, host) as published:
+        _until(lambda: published.connected)
+        _send(publisher, 0, published, 2)
 
 
 def test_each_connection_has_its_mark_before_its_batches() -> None:

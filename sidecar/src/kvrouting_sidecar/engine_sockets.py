@@ -13,6 +13,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from kvrouting_sidecar.dialling import dial
 from kvrouting_sidecar.wire_events import EngineState, SnapshotChunk, UndecodableError, decode_chunk, decode_state
 
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
@@ -107,7 +108,7 @@ class EngineSockets:
         # The answer is bounded by the engine: 10,000 batches, or one tree. A limit here would lose parts of it.
         socket.setsockopt(zmq.RCVHWM, 0)
         try:
-            socket.connect(endpoint)
+            dial(socket, endpoint)
             yield socket
         finally:
             socket.close()

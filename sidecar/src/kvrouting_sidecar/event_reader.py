@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from kvrouting_sidecar.dialling import dial
 from kvrouting_sidecar.event_queue import EventQueue, ReceivedBatch
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class _Subscription:
         self.socket = _subscriber(context, rank.topic)
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _ENDINGS)
-        self.socket.connect(rank.events_endpoint)
+        dial(self.socket, rank.events_endpoint)
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -197,7 +198,7 @@ def _subscriber(context: zmq.Context[zmq.Socket[bytes]], topic: str) -> zmq.Sock
 def _load_subscriber(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
     """A report stands for itself, so this socket may connect again as it likes."""
     socket = _subscriber(context, "")
-    socket.connect(endpoint)
+    dial(socket, endpoint)
     return socket
 
 
