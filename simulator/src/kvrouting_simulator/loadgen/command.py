@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -95,61 +96,49 @@ _EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--html", type=_FILE, help="Save a page with figures and plots.")
 @click.option("--goodput-ttft", type=_POSITIVE, help="Target in ms: count requests/s that meet it.")
 @click.pass_context
-def bench(
-    context: click.Context,
-    *,
-    url: str | None,
-    api: str,
-    workload: str | None,
-    trace: Path | None,
-    settings: Mapping[str, str],
-    rate: float | None,
-    speed: float | None,
-    requests: int | None,
-    duration: float | None,
-    seed: int,
-    timeout: float,
-    max_connections: int | None,
-    flush_urls: Sequence[str],
-    model: str,
-    tokenizer: str | None,
-    headers: Mapping[str, str],
-    name: str | None,
-    out: Path | None,
-    html: Path | None,
-    goodput_ttft: float | None,
-) -> None:
+def bench(context: click.Context, **given: Any) -> None:
     """Drive an OpenAI or SGLang endpoint: each request at its time, whatever became of the others.
 
     Nothing is retried; every failure is counted with its error. An interrupt ends the run and reports what was done.
     """
     if context.invoked_subcommand is not None:
         return
-    if url is None:
+    if given["url"] is None:
         raise click.UsageError("give --url, for example --url http://127.0.0.1:8080")
     try:
-        traffic = Traffic(
-            workload=workload,
-            trace=trace,
-            settings=settings,
-            rate_per_s=rate,
-            speed=speed,
-            requests=requests,
-            seed=seed,
+        traffic, target = _traffic(given), _target(given)
+        outputs = Outputs(
+            name=given["name"] or f"{target.url} {traffic.name}",
+            out=given["out"],
+            html=given["html"],
+            goodput_ttft_ms=given["goodput_ttft"],
         )
-        target = Target(
-            url=url,
-            api=_api(api, model, tokenizer),
-            timeout_s=timeout,
-            max_connections=max_connections,
-            headers=headers,
-            flush_urls=flush_urls,
-        )
-        limits = Limits(duration_s=duration)
-        outputs = Outputs(name=name or f"{url} {traffic.name}", out=out, html=html, goodput_ttft_ms=goodput_ttft)
-        _run(target, traffic, limits, outputs)
+        _run(target, traffic, Limits(duration_s=given["duration"]), outputs)
     except (ValueError, OSError, FlushFailedError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _traffic(given: Mapping[str, Any]) -> Traffic:
+    return Traffic(
+        workload=given["workload"],
+        trace=given["trace"],
+        settings=given["settings"],
+        rate_per_s=given["rate"],
+        speed=given["speed"],
+        requests=given["requests"],
+        seed=given["seed"],
+    )
+
+
+def _target(given: Mapping[str, Any]) -> Target:
+    return Target(
+        url=given["url"],
+        api=_api(given["api"], given["model"], given["tokenizer"]),
+        timeout_s=given["timeout"],
+        max_connections=given["max_connections"],
+        headers=given["headers"],
+        flush_urls=given["flush_urls"],
+    )
 
 
 def _api(name: str, model: str, tokenizer: str | None) -> Api:

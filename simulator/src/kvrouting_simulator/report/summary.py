@@ -131,9 +131,7 @@ def summarise(
     span_ms = max((r.end_ms for r in completed), default=start_ms) - start_ms
     loads = _worker_loads(completed, workers, busy_ms)
     outcomes = Counter(r.outcome for r in records)
-    prompt_tokens = sum(r.prompt_tokens for r in completed)
-    cached_tokens = sum(r.cached_tokens for r in completed)
-    output_tokens = sum(r.output_tokens for r in completed)
+    prompt_tokens, cached_tokens, output_tokens = _tokens(completed)
     return Summary(
         requests=len(records),
         completed=len(completed),
@@ -141,7 +139,7 @@ def summarise(
         refused=outcomes[Outcome.REJECTED],
         cancelled=outcomes[Outcome.CANCELLED],
         resubmitted=sum(1 for r in records if r.resubmissions),
-        failures=dict(sorted(Counter(r.error_kind or "" for r in records if not r.completed).items())),
+        failures=_failures(records),
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         output_tokens=output_tokens,
@@ -159,6 +157,18 @@ def summarise(
         workers=loads,
         lateness=percentiles(r.lateness_ms for r in records),
     )
+
+
+def _tokens(records: Sequence[RequestRecord]) -> tuple[int, int, int]:
+    return (
+        sum(r.prompt_tokens for r in records),
+        sum(r.cached_tokens for r in records),
+        sum(r.output_tokens for r in records),
+    )
+
+
+def _failures(records: Sequence[RequestRecord]) -> dict[str, int]:
+    return dict(sorted(Counter(r.error_kind or "" for r in records if not r.completed).items()))
 
 
 def _per_second(count: int, span_ms: float) -> float:
