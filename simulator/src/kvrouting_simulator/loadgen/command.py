@@ -96,7 +96,7 @@ _EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--html", type=_FILE, help="Save a page with figures and plots.")
 @click.option("--goodput-ttft", type=_POSITIVE, help="Target in ms: count requests/s that meet it.")
 @click.pass_context
-def bench(context: click.Context, **given: Any) -> None:
+def bench(context: click.Context, /, **given: Any) -> None:
     """Drive an OpenAI or SGLang endpoint: each request at its time, whatever became of the others.
 
     Nothing is retried; every failure is counted with its error. An interrupt ends the run and reports what was done.
