@@ -222,6 +222,7 @@ def test_a_new_epoch_voids_the_old_one_for_ever() -> None:
     assert delta(order, old, 0) is Verdict.STALE
     late = order.hello(A, "e1")
     assert (late.verdict, late.stream) == (Verdict.STALE, None)
+    assert "the same pod uid" in late.reason
 
 
 def test_an_epoch_that_said_no_hello_on_a_living_stream_is_a_restart() -> None:
@@ -238,6 +239,7 @@ def test_a_worker_that_left_for_good_does_not_return() -> None:
     stream = opened(order)
     order.leave(A, for_good=True)
     assert delta(order, stream, 0) is Verdict.STALE
+    assert "a pod uid of its own" in order.hello(A, "e1").reason
     assert order.hello(A, "e1").verdict is Verdict.STALE
     assert order.hello(A, "e2").verdict is Verdict.STALE
     assert order.hello(B, "e1").verdict is Verdict.APPLY

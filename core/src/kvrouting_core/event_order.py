@@ -200,9 +200,14 @@ class SyncOrder:
         if not epoch:
             raise ValueError(f"worker {worker} sent an empty epoch: each engine process needs one of its own")
         if (worker, None) in self._tombstones:
-            return Opening(verdict=Verdict.STALE, reason=f"worker {worker} left for good", stream=None)
+            reason = f"worker {worker} left for good: whatever comes in its place needs a pod uid of its own"
+            return Opening(verdict=Verdict.STALE, reason=reason, stream=None)
         if (worker, epoch) in self._tombstones:
-            return Opening(verdict=Verdict.STALE, reason=f"epoch {epoch!r} gave way to another", stream=None)
+            reason = (
+                f"epoch {epoch!r} of {worker} gave way to another engine process: if both run, their sidecars were"
+                " given the same pod uid"
+            )
+            return Opening(verdict=Verdict.STALE, reason=reason, stream=None)
         former = self._former_epoch(worker)
         self._streams_opened += 1
         self._away.pop(worker, None)
