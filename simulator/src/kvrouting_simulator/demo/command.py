@@ -32,7 +32,7 @@ _EXPECTED_ERRORS = (ProcessFailedError, PoolNotLiveError, NoFreePortsError)
     show_default=True,
     help="Folder for the report and the logs.",
 )
-@click.option("--requests", type=click.IntRange(min=1), help="Of each half.  [default: 600]")
+@click.option("--requests", type=click.IntRange(min=1), help="Of each half.  [default: 540]")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the requests, their arrivals and evictions.")
 @click.option("--virtual/--no-virtual", default=True, show_default=True, help="Also simulate both halves.")
 def demo(out: Path, requests: int | None, seed: int, *, virtual: bool) -> None:

@@ -55,7 +55,7 @@ FOLLOWING = Setup(policy="cache_aware", eviction="lru", parameters={"match_thres
 
 # GSP at half its size: 64 groups instead of 128 on caches of 98,500 tokens instead of 197,000, so that the shared
 # prefixes stand to the caches as in the whole benchmark and a minute is enough to fill them.
-HALF_GSP = Gsp(groups=64, prompts_per_group=16, arrivals=PoissonArrivals(rate_per_s=10.0), requests=600)
+HALF_GSP = Gsp(groups=64, prompts_per_group=16, arrivals=PoissonArrivals(rate_per_s=10.0), requests=540)
 HALF_CAPACITY_TOKENS = 98_500
 RESUBMISSIONS = 1  # of a request whose answer was cut
 
@@ -79,7 +79,7 @@ class DemoScenario:
     block_tokens: int = 64
     speed: float = 1.0
     gsp: Gsp = field(default_factory=lambda: HALF_GSP)
-    hurt: Hurt = field(default_factory=lambda: Hurt(worker=2, killed_ms=28_000, away_ms=3_000))
+    hurt: Hurt = field(default_factory=lambda: Hurt(worker=2, killed_ms=25_000, away_ms=3_000))
     seed: int = 1
     goodput_ttft_ms: float = 1000.0
 
