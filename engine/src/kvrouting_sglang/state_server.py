@@ -44,6 +44,7 @@ class StateServer:
         try:
             self._socket.bind(self._endpoint)
         except zmq.ZMQError as error:
+            self._close()
             raise StateSocketError(
                 f"cannot open the state socket at {self._endpoint}: {error}; set KVROUTING_ENGINE_STATE_ENDPOINT to a "
                 "free tcp://HOST:PORT (one port per data-parallel rank), or to 'off'"
@@ -54,6 +55,9 @@ class StateServer:
         """Answers no more and closes the socket."""
         self._stopping.set()
         self._thread.join(timeout=_UNSENT_LIMIT_S)
+        self._close()
+
+    def _close(self) -> None:
         self._socket.close()
         self._context.term()
 
