@@ -1,0 +1,1 @@
+"""End-to-end tests on a Kubernetes cluster with a real node."""
