@@ -99,8 +99,21 @@ async def test_an_interrupt_reports_what_was_done(tmp_path: Path) -> None:
 async def test_a_dead_endpoint_is_a_report_of_failures(unused_tcp_port: int) -> None:
     process = await bench_process("--url", f"http://127.0.0.1:{unused_tcp_port}", *SMALL, "--rate", "500")
     output = (await process.communicate())[0].decode()
-    assert process.returncode == 0
-    assert "6 × connection" in output
+    assert process.returncode == 1
+    assert "6 × connection_refused: " in output
+    assert "no request was answered" in output
+
+
+@pytest.mark.processes
+async def test_one_answer_among_failures_is_a_run(tmp_path: Path) -> None:
+    def answer_one(path: str, body: Mapping[str, object]) -> Script:
+        return answer(path, body) if len(endpoint.seen) == 1 else Script(status=503, body="no worker is ready")
+
+    async with serving(answer_one) as endpoint:
+        process = await bench_process("--url", endpoint.url, *SMALL, "--rate", "500")
+        output = (await process.communicate())[0].decode()
+    assert process.returncode == 0, output
+    assert "5 × http_503: no worker is ready" in output
 
 
 def test_compare_prints_saved_runs_side_by_side(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import time
 from array import array
@@ -13,6 +15,7 @@ import pytest
 from kvrouting_core.routing.events import Outcome
 from kvrouting_simulator.loadgen.apis import build_api
 from kvrouting_simulator.loadgen.attempt import Attempt
+from kvrouting_simulator.loadgen.failures import connection_failure
 from kvrouting_simulator.loadgen.http_sender import FlushFailedError, HttpSender, flush_caches, worker_of
 from kvrouting_simulator.workloads.work_item import ReadyRequest
 from tests.fakes.endpoint import FakeEndpoint, Script, generate_events, serving
@@ -141,19 +144,48 @@ async def test_an_event_that_is_no_json_is_malformed() -> None:
     assert attempt.error.startswith("malformed: ")
 
 
-async def test_nobody_listening_is_a_failed_connection(unused_tcp_port: int) -> None:
+async def error_of(url: str) -> str:
     async with aiohttp.ClientSession() as session:
         sender = HttpSender(
             session=session,
-            url=f"http://127.0.0.1:{unused_tcp_port}",
+            url=url,
             api=build_api("generate", model="m"),
             timeout_s=20,
             monotonic_s=time.monotonic,
         )
         attempt = await sender.send(ready(), on_sent=lambda: None)
-    assert attempt.error is not None
-    assert attempt.error.startswith("connection: ")
+    assert attempt.outcome is Outcome.FAILED
     assert not attempt.cut
+    return attempt.error or ""
+
+
+async def test_nobody_listening_is_a_refused_connection(unused_tcp_port: int) -> None:
+    assert (await error_of(f"http://127.0.0.1:{unused_tcp_port}")).startswith("connection_refused: ")
+    assert (await error_of(f"http://localhost:{unused_tcp_port}")).startswith("connection_refused: ")
+
+
+async def test_a_name_that_nobody_has_is_a_matter_of_dns() -> None:
+    error = await error_of("http://nobody.invalid:80")
+    assert error.startswith("dns: ")
+    assert "nobody.invalid" in error
+
+
+async def test_a_connection_that_ends_before_the_answer_was_reset() -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert (await error_of(f"http://127.0.0.1:{port}")).startswith("connection_reset: ")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ETIMEDOUT, "connection_timeout"), (errno.EHOSTUNREACH, "unreachable"), (0, "connection")],
+)
+def test_what_the_system_reports_has_a_kind(number: int, kind: str) -> None:
+    assert connection_failure(OSError(number, "so it says")).startswith(f"{kind}: ")
+    assert connection_failure(aiohttp.ClientError()) == "connection: ClientError"
 
 
 async def test_caches_are_flushed_or_the_engine_is_named() -> None:

@@ -157,7 +157,7 @@ def test_expected_runs_stand_beside_their_measured_ones_only(page: str) -> None:
 def test_a_run_in_which_nothing_completed_still_has_a_page() -> None:
     dead = run("dead", [record(error="connection: refused", ttft_ms=None, worker=None)])
     page = render_page(Report(title="t", runs=(dead,)))
-    assert "1 request failed with connection" in page
+    assert "1 request failed with connection: refused" in page
     assert plots([dead]) == ()
 
 
@@ -194,5 +194,5 @@ def test_the_terminal_shows_runs_ratios_and_troubles() -> None:
     assert f"{virtual.percent:+.1f}" in text
     lines = trouble_lines(report)
     failed = report.runs[0].summary.failures["connection"]
-    assert f"cache_aware + lru: {failed} × connection" in lines
+    assert f"cache_aware + lru: {failed} × connection: refused" in lines
     assert "lbgr + rlt: a note about lbgr + rlt" in lines

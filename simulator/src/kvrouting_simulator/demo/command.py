@@ -18,7 +18,7 @@ from kvrouting_simulator.demo.real_run import run_setup
 from kvrouting_simulator.demo.scenario import DemoScenario
 from kvrouting_simulator.demo.virtual_run import virtual_setups
 from kvrouting_simulator.report import Report, Run, save_report
-from kvrouting_simulator.report.table import agreement_table, comparison_table, trouble_lines
+from kvrouting_simulator.report.table import agreement_table, comparison_table, require_answers, trouble_lines
 
 _INTERRUPTED = 130  # as shells report an interrupt
 _EXPECTED_ERRORS = (ProcessFailedError, PoolNotLiveError, NoFreePortsError)
@@ -57,6 +57,7 @@ def demo(out: Path, requests: int | None, seed: int, *, virtual: bool) -> None:
         raise SystemExit(_INTERRUPTED) from None
     _show(report, out, console)
     console.print(f"took {time.monotonic() - start_s:.0f} s; all processes have ended", highlight=False)
+    require_answers(report)
 
 
 async def _real_runs(scenario: DemoScenario, out: Path, console: Console) -> list[Run]:

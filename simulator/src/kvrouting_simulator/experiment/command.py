@@ -17,7 +17,7 @@ from kvrouting_core.service_time import WORKER_CLASSES
 from kvrouting_simulator.experiment.scenario_file import ScenarioError, build_scenario, read_values
 from kvrouting_simulator.experiment.simulation import simulate as simulate_scenario
 from kvrouting_simulator.report import Report, Run, save_report
-from kvrouting_simulator.report.table import comparison_table, trouble_lines
+from kvrouting_simulator.report.table import comparison_table, require_answers, trouble_lines
 from kvrouting_simulator.workloads.catalogue import WORKLOAD_NAMES, takes, trace_kind
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -93,6 +93,7 @@ def simulate(
         from kvrouting_simulator.report.page import save_page  # draws plots: slow to import
 
         save_page(report, html)
+    require_answers(report)
 
 
 def _changed(base: Mapping[str, Any], options: Mapping[str, Any], parameter: Mapping[str, str]) -> dict[str, Any]:

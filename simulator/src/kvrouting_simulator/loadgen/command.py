@@ -21,7 +21,7 @@ from kvrouting_simulator.loadgen.progress import ProgressView, progress_view
 from kvrouting_simulator.loadgen.workload_choice import Traffic, build_client, build_spec, described
 from kvrouting_simulator.report import Report, RequestRecord, Run, join_reports, load_report, save_report, summarise
 from kvrouting_simulator.report.document import ReportUnreadableError
-from kvrouting_simulator.report.table import comparison_table, trouble_lines
+from kvrouting_simulator.report.table import comparison_table, require_answers, trouble_lines
 from kvrouting_simulator.workloads import WORKLOAD_NAMES, Client
 from kvrouting_tokenization import load_tokenizer
 
@@ -100,6 +100,7 @@ def bench(context: click.Context, /, **given: Any) -> None:
     """Drive an OpenAI or SGLang endpoint: each request at its time, whatever became of the others.
 
     Nothing is retried; every failure is counted with its error. An interrupt ends the run and reports what was done.
+    The exit code is 1 if no request was answered.
     """
     if context.invoked_subcommand is not None:
         return
@@ -184,7 +185,9 @@ def _run(target: Target, traffic: Traffic, limits: Limits, outputs: Outputs) -> 
         summary=summary,
         notes=lateness_notes(summary, max_connections=target.max_connections),
     )
-    _report(Report(title="kvrouting bench", runs=(run,)), outputs, console)
+    report = Report(title="kvrouting bench", runs=(run,))
+    _report(report, outputs, console)
+    require_answers(report)
 
 
 async def _drive_interruptibly(

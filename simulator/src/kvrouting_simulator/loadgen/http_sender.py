@@ -13,6 +13,7 @@ import aiohttp
 from kvrouting_core.routing.events import Outcome
 from kvrouting_simulator.loadgen.apis import Api, PartialAnswer, StreamError
 from kvrouting_simulator.loadgen.attempt import Attempt
+from kvrouting_simulator.loadgen.failures import connection_failure
 from kvrouting_simulator.workloads.work_item import ReadyRequest
 
 DECISION_HEADER = "x-kvrouting-decision"
@@ -90,8 +91,9 @@ class HttpSender:
         except (StreamCutError, aiohttp.ClientPayloadError) as error:
             return self._failed(exchange, f"stream_cut: {error}")
         except (aiohttp.ClientError, OSError) as error:
-            kind = "stream_cut" if exchange.streaming else "connection"
-            return self._failed(exchange, f"{kind}: {error or type(error).__name__}")
+            if exchange.streaming:
+                return self._failed(exchange, f"stream_cut: {str(error) or type(error).__name__}")
+            return self._failed(exchange, connection_failure(error))
         except ValueError as error:
             return self._failed(exchange, f"malformed: {error}")
         return self._attempt(exchange, Outcome.COMPLETED)
@@ -173,6 +175,6 @@ async def _flush(session: aiohttp.ClientSession, url: str, timeout_s: float) -> 
         async with asyncio.timeout(timeout_s), session.post(url) as response:
             text = await response.text(errors="replace")
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        raise FlushFailedError(f"{url}: {error or type(error).__name__}") from error
+        raise FlushFailedError(f"{url}: {str(error) or type(error).__name__}") from error
     if response.status != 200:
         raise FlushFailedError(f"{url} answered {response.status}: {text[:200].strip()}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import click
 from rich.table import Table
 
-from kvrouting_simulator.report.document import Report
+from kvrouting_simulator.report.document import Report, Run
 from kvrouting_simulator.report.rows import Difference, comparison_rows, differences
 
 
@@ -53,6 +54,18 @@ def _difference_cells(difference: Difference | None) -> tuple[str, str, str]:
 
 
 def trouble_lines(report: Report) -> list[str]:
-    """A line for each kind of failure of each run, and each run's notes."""
-    lines = [f"{run.name}: {count} × {kind}" for run in report.runs for kind, count in run.summary.failures.items()]
+    """A line for each kind of failure of each run, with the first such error, and each run's notes."""
+    lines = [line for run in report.runs for line in _failure_lines(run)]
     return lines + [f"{run.name}: {note}" for run in report.runs for note in run.notes]
+
+
+def _failure_lines(run: Run) -> list[str]:
+    first = run.first_errors()
+    return [f"{run.name}: {count} × {first.get(kind, kind)}" for kind, count in run.summary.failures.items()]
+
+
+def require_answers(report: Report) -> None:
+    """Raises: click.ClickException naming the compared runs of which no request completed: a script must not go on."""
+    empty = [run.name for run in report.compared if not run.summary.completed]
+    if empty:
+        raise click.ClickException(f"no request was answered in {', '.join(empty)}")
