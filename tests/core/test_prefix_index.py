@@ -129,6 +129,10 @@ class IndexAgainstSets(RuleBasedStateMachine):
             others = [s for w, s in self.held.items() if w != worker] + list(self.staged.values())
             assert self.index.unique_blocks(worker) == len(held - set().union(*others))
 
+    @rule(worker=workers, asked=st.sampled_from(ALL_BLOCKS))
+    def one_block_is_held_or_not(self, worker: WorkerId, asked: int) -> None:
+        assert self.index.holds(worker, asked) is (asked in self.held.get(worker, set()))
+
     @rule(chain=chains, length=st.integers(0, 7))
     def walk_and_audit_follow_the_definition(self, chain: list[int], length: int) -> None:
         prompt = chain[:length]

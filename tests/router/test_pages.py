@@ -113,7 +113,8 @@ async def test_health_does_not_wait_for_tokenization() -> None:
     tokenizer = BlockedTokenizer()
     async with running_engine() as engine, running_router(tokenizer=tokenizer) as router:
         await router.sidecar(engine)
-        tasks = [asyncio.create_task(router.post("/v1/chat/completions", chat())) for _ in range(8)]
+        long = chat("x" * 2000)
+        tasks = [asyncio.create_task(router.post("/v1/chat/completions", long)) for _ in range(8)]
         for page in ("/healthz", "/readyz", "/metrics", "/workers"):
             async with asyncio.timeout(5):
                 assert (await router.get(page))[0] == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +32,8 @@ from kvrouting_router.prompt_reading import PromptReader, text_as_tokens, text_o
 from kvrouting_router.request_forms import Api, ChatPrompt, TextPrompt, parse_form
 from kvrouting_router.sse import EventSplitter
 from kvrouting_router.upstream import pinned_to_rank
-from kvrouting_router.usage import Usage, usage_of_body, usage_of_stream
+from kvrouting_router.usage import StreamedTokens, Usage, usage_of_body, usage_of_stream
+from kvrouting_tokenization import ByteTokenizer
 
 # --- events of a stream ---
 
@@ -82,6 +83,41 @@ def test_usage_of_whole_answers() -> None:
 @pytest.mark.parametrize("api", list(Api))
 def test_foreign_answers_give_no_usage(api: Api, body: bytes) -> None:
     assert usage_of_body(api, body) == Usage()
+
+
+def chunk(**delta: object) -> bytes:
+    """One event as SGLang writes it: compact, with its nulls."""
+    everything = {"role": None, "content": None, "reasoning_content": None, "tool_calls": None, **delta}
+    choice = {"index": 0, "delta": everything, "logprobs": None, "finish_reason": None}
+    return b"data: " + json.dumps({"choices": [choice], "usage": None}, separators=(",", ":")).encode() + b"\n\n"
+
+
+def test_a_stream_without_usage_is_counted_by_its_deltas() -> None:
+    call = {"index": 0, "function": {"name": "f", "arguments": ""}}
+    arguments = {"index": 0, "function": {"arguments": "{"}}
+    events = [
+        chunk(role="assistant", content=""),
+        chunk(reasoning_content="so"),
+        chunk(content=' "content":"x" '),  # a text that looks like a field
+        chunk(content='"'),
+        chunk(tool_calls=[call]),
+        chunk(tool_calls=[arguments]),
+        chunk(content=None),
+        b"data: [DONE]\n\n",
+    ]
+    tokens = StreamedTokens(Api.CHAT)
+    tokens.take(events[0])
+    tokens.take(b"".join(events[1:]))
+    assert tokens.usage([]) == Usage(output_tokens=4)
+    assert tokens.usage([b'{"usage":{"completion_tokens":9}}']) == Usage(output_tokens=9)
+
+
+def test_completions_are_counted_too_and_nothing_is_learned_from_nothing() -> None:
+    tokens = StreamedTokens(Api.COMPLETIONS)
+    assert tokens.usage([]) == Usage()
+    tokens.take(b'data: {"choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b"}]}\n\n')
+    tokens.take(b'data: {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}\n\n')
+    assert tokens.usage([]) == Usage(output_tokens=2)
 
 
 def test_usage_of_a_stream_is_the_newest() -> None:
@@ -205,6 +241,45 @@ def test_a_chat_that_the_template_refuses_is_routed_by_its_text() -> None:
     read = tokenizing.read_now(form)
     assert not read.exact
     assert read.prompt_tokens > 100
+
+
+class NoThreads(Executor):
+    """Counts what it is asked to do, and does it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def submit(self, work: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        self.asked += 1
+        done: Future[Any] = Future()
+        done.set_result(work(*arguments, **named))
+        return done
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "on_the_loop"),
+    [
+        (Api.COMPLETIONS, {"prompt": "x" * 512}, True),
+        (Api.COMPLETIONS, {"prompt": "x" * 513}, False),
+        (Api.COMPLETIONS, {"prompt": [1] * 2048}, True),
+        (Api.COMPLETIONS, {"prompt": [1] * 2049}, False),
+        (Api.CHAT, {"messages": [{"role": "user", "content": "x" * 200}] * 2}, True),
+        (Api.CHAT, {"messages": [{"role": "user", "content": "x" * 200}] * 3}, False),
+        (Api.CHAT, {"messages": [{"role": "user", "content": "x"}] * 100}, False),
+        (Api.CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 9999}]}]}, False),
+        (Api.CHAT, {"messages": [{"role": "user", "content": "x", "name": "y" * 9999}]}, False),
+        (Api.CHAT, {"messages": [{"role": "user", "content": "x"}], "tools": [{"z": "y" * 9999}]}, False),
+        (Api.CHAT, {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1}}, False),
+    ],
+)
+async def test_only_what_is_surely_quick_is_tokenized_on_the_loop(
+    api: Api, body: Mapping[str, Any], on_the_loop: bool
+) -> None:
+    threads = NoThreads()
+    tokenizing = PromptReader(hasher=HASHER, executor=threads, tokenizer=ByteTokenizer())
+    form = parse_form(api, body, model="m")
+    assert await tokenizing.read(form) == tokenizing.read_now(form)
+    assert threads.asked == (0 if on_the_loop else 1)
 
 
 def test_a_rank_is_added_as_the_last_field() -> None:

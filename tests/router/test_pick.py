@@ -16,6 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvrouting.v1 import pick_pb2, pick_pb2_grpc, sync_pb2
+from kvrouting_core.identity import WorkerId
 from kvrouting_router.client_call import ApiKeys
 from kvrouting_router.grpc_server import TlsFiles
 from tests.fakes.fake_http_engine import running_engine
@@ -68,8 +69,10 @@ async def test_a_pick_without_a_report_is_released_after_its_limit() -> None:
     settings = config(options=options(times={"pick_s": 0.2}))
     async with running_engine() as engine, running_router(settings) as router, picker(router) as stub:
         await router.sidecar(engine)
+        in_flight: list[int] = []
+        router.router.pool.dispatcher.listen(WorkerId("pod-a/0"), in_flight.append)
         await stub.Pick(pick_pb2.PickRequest(chat_request_json=json.dumps(chat(n=2))))
-        assert (await router.worker())["in_flight"] == 1
+        await router.until(lambda: in_flight == [1, 0])
         await router.nothing_is_left()
 
 

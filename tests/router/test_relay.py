@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvrouting_core.routing.events import Ended, Outcome
 from tests.fakes.fake_http_engine import (
     DONE,
     Answer,
@@ -21,6 +22,7 @@ from tests.fakes.fake_http_engine import (
     running_engine,
     usage_chunk,
 )
+from tests.router.recording_policy import Recording
 from tests.router.router_under_test import chat, config, options, running_router
 
 SURFACES = ["/v1/chat/completions", "/v1/completions", "/generate"]
@@ -295,6 +297,21 @@ async def test_after_the_first_byte_a_broken_stream_ends_with_an_error_event(
         await router.nothing_is_left()
 
 
+async def test_an_engine_that_falls_silent_after_many_events_is_given_up() -> None:
+    settings = config(options=options(times={"idle_s": 0.3}))
+    async with running_engine() as engine, running_router(settings) as router:
+        await router.sidecar(engine)
+        gates = [asyncio.Event() for _ in range(4)]
+        for number, gate in enumerate(gates):
+            asyncio.get_running_loop().call_later(0.05 * number, gate.set)
+        engine.answer = lambda _: Answer(pieces=[chat_chunk("a")] * 4, gates=gates, hang=True)
+        status, raw, _ = await router.post("/v1/chat/completions", chat(stream=True))
+        assert status == 200
+        assert raw.startswith(chat_chunk("a"))
+        assert b"sent no event within 0.3 s" in raw
+        await router.nothing_is_left()
+
+
 async def test_the_total_limit_ends_a_stream_with_an_error_event_and_a_wait_with_504() -> None:
     settings = config(options=options(times={"total_s": 0.4}))
     async with running_engine() as engine, running_router(settings) as router:
@@ -338,3 +355,13 @@ async def test_usage_is_read_from_every_kind_of_answer() -> None:
         await router.post("/generate", {"text": "x", "stream": True})
         assert await router.metric("cached_tokens_total") == 3 + 4 + 5
         assert (await router.worker())["reported_cached_tokens"] == 12
+
+
+async def test_the_policy_hears_how_long_a_stream_without_usage_was() -> None:
+    policy = Recording(at_once=4)
+    async with running_engine() as engine, running_router(policy=lambda _: policy) as router:
+        await router.sidecar(engine)
+        engine.answer = lambda _: Answer(pieces=[chat_chunk(""), *map(chat_chunk, "abcd"), chat_chunk(""), DONE])
+        await router.post("/v1/chat/completions", chat(stream=True))
+        (ended,) = [e for e in policy.events if isinstance(e, Ended)]
+        assert (ended.outcome, ended.output_tokens) == (Outcome.COMPLETED, 4)

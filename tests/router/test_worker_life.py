@@ -109,7 +109,7 @@ async def test_a_new_pod_at_the_same_address_replaces_the_old_one() -> None:
 
 async def test_a_silent_sidecar_makes_its_worker_suspect_while_its_streams_go_on() -> None:
     gate = asyncio.Event()
-    settings = config(options=options(sync={"heartbeat_interval_s": 0.05, "silence_s": 0.4, "gone_s": 30.0}))
+    settings = config(options=options(sync={"heartbeat_interval_s": 0.05, "silence_s": 1.5, "gone_s": 30.0}))
     async with running_engine() as engine, running_router(settings) as router:
         engine.answer = lambda _: Answer(pieces=[chat_chunk("a"), chat_chunk("b")], gates=[gate, gate])
         sidecar = await router.sidecar(engine)

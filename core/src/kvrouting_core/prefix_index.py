@@ -121,6 +121,11 @@ class PrefixIndex:
             if matched.get(worker, 0) != walked.get(worker, 0)
         }
 
+    def holds(self, worker: WorkerId, block: int) -> bool:
+        """Whether the worker holds the block; False if it is unknown."""
+        slot = self._live.get(worker)
+        return slot is not None and self._shards[block >> _SHARD_SHIFT].get(block, 0) & slot.bit != 0
+
     def count(self, worker: WorkerId) -> int:
         """Blocks that the worker holds; 0 if it is unknown."""
         slot = self._live.get(worker)

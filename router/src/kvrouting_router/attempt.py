@@ -26,7 +26,7 @@ from kvrouting_router.http_headers import DECISION_HEADER, to_client
 from kvrouting_router.options import TimeLimits
 from kvrouting_router.sse import EventSplitter
 from kvrouting_router.upstream import UPSTREAM_FAILURES, Upstream, unreachable
-from kvrouting_router.usage import Usage, usage_of_body, usage_of_stream
+from kvrouting_router.usage import StreamedTokens, Usage, usage_of_body
 from kvrouting_router.worker_registry import WorkerFacts
 
 _ERROR_ANSWER_BYTES = 1 << 20
@@ -49,25 +49,39 @@ class WaitLimit:
         self._loop = asyncio.get_running_loop()
         self._deadline_s = call.deadline_s
         self._facts = facts
-        self._limit_s = limit_s
-        self._what = what
-        self._timeout = asyncio.timeout_at(self._when(limit_s))
-
-    def _when(self, limit_s: float) -> float:
-        return min(self._deadline_s, self._loop.time() + limit_s)
+        self._timeout = asyncio.timeout(None)
+        # Steps are as many as events, and each would cost a timer: one that is early looks again when it is time.
+        self._timer: asyncio.TimerHandle | None = None
+        self.restart(limit_s, what)
 
     def restart(self, limit_s: float, what: str) -> None:
         """The next step begins."""
         self._limit_s, self._what = limit_s, what
-        self._timeout.reschedule(self._when(limit_s))
+        self._due_s = min(self._deadline_s, self._loop.time() + limit_s)
+        if self._timer is not None and self._due_s < self._timer.when():
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._due_s, self._look)
+
+    def _look(self) -> None:
+        if self._loop.time() < self._due_s:
+            self._set_timer()
+        else:
+            self._timeout.reschedule(self._due_s)
 
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
+        self._set_timer()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError as timeout:
@@ -79,6 +93,12 @@ class WaitLimit:
         if self._what == _CLIENT:
             return ClientTooSlowError(f"the client took nothing for {self._limit_s:g} s")
         return UpstreamTimeoutError(f"worker {self._facts.worker} sent no {self._what} within {self._limit_s:g} s")
+
+
+class EventStream(web.StreamResponse):
+    """Its head goes out together with the first event: one packet and one system call less."""
+
+    _send_headers_immediately = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +135,7 @@ class Attempt:
         self._times = times
         self._decision_header = decision_header
         self._on_first_token = on_first_token
+        self._tokens = StreamedTokens(call.api)
         self._answer: aiohttp.ClientResponse | None = None
         self._begun: web.StreamResponse | None = None  # the client has a part of it
         self.finish = Finish()
@@ -184,28 +205,37 @@ class Attempt:
         ready, more = await self._next_events(answer, splitter)
         self.finish.first_byte_ms = asyncio.get_running_loop().time() * 1000
         self._on_first_token(self._reservation, streaming=True)
-        response = web.StreamResponse(status=answer.status, headers=to_client(answer.headers))
+        response = EventStream(status=answer.status, headers=to_client(answer.headers))
         response.headers[DECISION_HEADER] = self._decision_header
         await response.prepare(self._client)
         self._begun = response
-        while ready:
-            if self._may_have_to_wait(len(ready)):
-                limit.restart(self._times.client_write_s, _CLIENT)
+        while more:
+            self._limit_write(ready, limit)
             await response.write(ready)
+            self._tokens.take(ready)
             if splitter.has_end_mark:
                 self._complete(splitter)
-            if not more:
-                break
             limit.restart(self._times.idle_s, "event")
             ready, more = await self._next_events(answer, splitter)
+        if ready:
+            self._limit_write(ready, limit)
+            self._tokens.take(ready)
+        else:
+            self._complete(splitter)
+        await response.write_eof(ready)
         self._complete(splitter)
-        await response.write_eof()
         return response
 
     def _complete(self, splitter: EventSplitter) -> None:
         """The client has the whole answer: many close their connection as soon as they have seen its last event."""
-        self.finish.usage = usage_of_stream(self._call.api, splitter.last_payloads())
-        self.finish.outcome = Outcome.COMPLETED
+        if self.finish.outcome is not Outcome.COMPLETED:
+            self.finish.usage = self._tokens.usage(splitter.last_payloads())
+            self.finish.outcome = Outcome.COMPLETED
+
+    def _limit_write(self, ready: bytes, limit: WaitLimit) -> None:
+        """Only a write that may wait for the client is worth a limit."""
+        if self._may_have_to_wait(len(ready)):
+            limit.restart(self._times.client_write_s, _CLIENT)
 
     def _may_have_to_wait(self, size_bytes: int) -> bool:
         """Whether a write of this size can fill the transport's buffer, so that it waits for the client."""
@@ -214,9 +244,12 @@ class Attempt:
 
     async def _next_events(self, answer: aiohttp.ClientResponse, splitter: EventSplitter) -> tuple[bytes, bool]:
         """At least one whole event, or the rest. Returns: bytes to send, whether more may come."""
+        content = answer.content
         try:
-            while chunk := await answer.content.readany():
+            while chunk := await content.readany():
                 ready = splitter.feed(chunk)
+                if content.at_eof():  # the end came along with the last events, and goes on along with them
+                    return ready + splitter.rest(), False
                 if ready:
                     return ready, True
         except UPSTREAM_FAILURES as error:

@@ -240,7 +240,7 @@ class Pool:
 
     def holds(self, worker: WorkerId, block: int) -> bool:
         """Whether the exact view of the worker has the block."""
-        return worker in self.index.match([block])
+        return self.index.holds(worker, block)
 
     def matched_tokens(self, worker: WorkerId, request: RoutingRequest) -> int:
         """Prompt tokens that the worker holds by the views; one is always left to compute."""

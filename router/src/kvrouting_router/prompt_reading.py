@@ -1,4 +1,4 @@
-"""From a prompt to block hashes, off the event loop: chat template, tokenizer, chained hash."""
+"""From a prompt to block hashes: chat template, tokenizer, chained hash; off the event loop unless it is short."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from kvrouting_router.request_forms import ChatPrompt, GenerationForm, Prompt, T
 
 # English text has about four bytes a token; without a tokenizer each four bytes of UTF-8 stand for one.
 _BYTES_PER_TOKEN = 4
-# Above this hashing takes longer than the hop to a thread.
+# Above these the work takes longer than the hop to a thread and back, about 150 µs.
 _HASH_ON_LOOP_TOKENS = 2048
+_TOKENIZE_ON_LOOP_CHARACTERS = 512
+# What a template writes around a message.
+_CHARACTERS_PER_MESSAGE = 16
+_PLAIN_MESSAGE = {"role", "content"}
+_LENGTHENING_FIELDS = ("tools", "documents", "chat_template", "chat_template_kwargs")
 
 
 class PromptTokenizer(Protocol):
@@ -69,11 +74,18 @@ class PromptReader:
         return self._tokenizer.fingerprint if self._tokenizer else ""
 
     async def read(self, form: GenerationForm) -> ReadPrompt:
-        """Tokenizes and hashes; only short prompts that are token ids already are done on the spot."""
-        prompt = form.prompt
-        if isinstance(prompt, TokenPrompt) and len(prompt.token_ids) <= _HASH_ON_LOOP_TOKENS:
+        """Tokenizes and hashes; what is surely quick is done on the spot, everything else by a thread."""
+        if self._is_quick(form.prompt):
             return self.read_now(form)
         return await asyncio.get_running_loop().run_in_executor(self._executor, self.read_now, form)
+
+    def _is_quick(self, prompt: Prompt) -> bool:
+        if isinstance(prompt, TokenPrompt):
+            return len(prompt.token_ids) <= _HASH_ON_LOOP_TOKENS
+        # Without a tokenizer text is only hashed, and a character has four bytes at most: a token.
+        most = _TOKENIZE_ON_LOOP_CHARACTERS if self._tokenizer else _HASH_ON_LOOP_TOKENS
+        characters = characters_of(prompt)
+        return characters is not None and characters <= most
 
     def read_now(self, form: GenerationForm) -> ReadPrompt:
         """The same in the calling thread."""
@@ -104,6 +116,24 @@ class PromptReader:
                 # The engine has the last word on what its template takes, and its error is the better one.
                 return None
         return None
+
+
+def characters_of(prompt: Prompt) -> int | None:
+    """About as many characters as the prompt's text has; None where that is not plain to see."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    if not isinstance(prompt, ChatPrompt) or any(prompt.body.get(name) for name in _LENGTHENING_FIELDS):
+        return None
+    messages: list[Any] = prompt.body["messages"]  # type: ignore[assignment]  # the form was checked
+    return sum(map(_message_characters, messages)) if all(map(_is_plain, messages)) else None
+
+
+def _is_plain(message: Mapping[str, object]) -> bool:
+    return message.keys() <= _PLAIN_MESSAGE and isinstance(message.get("content"), str)
+
+
+def _message_characters(message: Mapping[str, str]) -> int:
+    return len(message["content"]) + _CHARACTERS_PER_MESSAGE
 
 
 def text_as_tokens(data: bytes) -> npt.NDArray[np.uint32]:

@@ -7,6 +7,8 @@ from collections import deque
 # An "event" beyond this is no event stream that anybody means; it is passed on as it comes.
 _LONGEST_EVENT_BYTES = 1 << 20
 _KEPT_PIECES = 3
+# With the line ends after it; the whole piece need not be looked through.
+_LONGEST_END_MARK_BYTES = 24
 # OpenAI's usage is the last event, SGLang's is in every one.
 _USAGE_WITHIN = 2
 
@@ -44,7 +46,7 @@ class EventSplitter:
     @property
     def has_end_mark(self) -> bool:
         """Whether the last of what may be sent is the final [DONE]: the answer is complete, whatever comes after."""
-        return bool(self._last) and self._last[-1].rstrip().endswith(b"data: [DONE]")
+        return bool(self._last) and self._last[-1][-_LONGEST_END_MARK_BYTES:].rstrip().endswith(b"data: [DONE]")
 
     def last_payloads(self) -> list[bytes]:
         """The JSON payloads of the last two events, newest first, without the final [DONE]."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -40,6 +41,9 @@ class _SglangAnswer(msgspec.Struct):
     meta_info: _MetaInfo | None = None
 
 
+# A field of a delta that carries text. Within a JSON string its last quote would be escaped: texts cannot look like it.
+_DELTA = re.compile(rb'"(?:content|reasoning_content|text|arguments)": ?"(?!")')
+
 # Only the named fields are decoded, everything else is skipped.
 _OPENAI = msgspec.json.Decoder(_OpenAiAnswer)
 _SGLANG = msgspec.json.Decoder(_SglangAnswer | list[_SglangAnswer])
@@ -60,6 +64,29 @@ def usage_of_body(api: Api, body: bytes) -> Usage:
         output_tokens=_sum([i.completion_tokens for i in infos]),
         cached_tokens=_sum([i.cached_tokens for i in infos]),
     )
+
+
+class StreamedTokens:
+    """Output tokens of one stream: by its usage, else by its events, of which an engine sends one per token and answer.
+
+    The count is too low where an engine joins several tokens in one event (SGLang's `--stream-interval`).
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._deltas = 0
+
+    def take(self, events: bytes) -> None:
+        """Whole events that were passed on."""
+        if self._api is not Api.GENERATE:  # SGLang's own events carry their usage
+            self._deltas += len(_DELTA.findall(events))
+
+    def usage(self, last_payloads: Sequence[bytes]) -> Usage:
+        """last_payloads: of the stream's last events, newest first."""
+        usage = usage_of_stream(self._api, last_payloads)
+        if usage.output_tokens is None and self._deltas:
+            return replace(usage, output_tokens=self._deltas)
+        return usage
 
 
 def usage_of_stream(api: Api, payloads: Sequence[bytes]) -> Usage:
