@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvrouting_operator.observed import Observed
 from kvrouting_operator.plan import Plan
-from kvrouting_operator.pool import Images
+from kvrouting_operator.pool import Images, parse_spec
 from kvrouting_operator.resources.names import (
     DELETION_COST_ANNOTATION,
     INPUTS_ANNOTATION,
@@ -29,6 +29,7 @@ from tests.operator.pools import (
     report_of,
     spec_of,
 )
+from tests.operator.spec_table import ACCEPTED
 
 NEWER = Images(sglang="sglang:2", simulated="simulated:2", plugin="plugin:2", sidecar="sidecar:2", router="router:2")
 
@@ -50,9 +51,18 @@ def template(plan: Plan, name: str) -> Any:
     ]
 
 
-def test_a_plan_that_was_applied_is_planned_again() -> None:
-    first = planned(spec_of())
-    assert planned(spec_of(), after(first)) == first
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_plan_that_was_applied_is_planned_again(name: str) -> None:
+    spec = parse_spec(ACCEPTED[name])
+    first = planned(spec)
+    assert planned(spec, after(first)) == first
+
+
+def test_routers_of_a_pool_without_workers_can_be_replaced() -> None:
+    """None of them is ready, so none would ever go if one had to be."""
+    for replicas, missing in ((0, "100%"), (1, 0)):
+        strategy = objects_of(spec_of(replicas=replicas))["Deployment", "llama-router"]["spec"]["strategy"]
+        assert strategy["rollingUpdate"]["maxUnavailable"] == missing
 
 
 def test_a_new_operator_alone_replaces_no_pod() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -142,3 +146,24 @@ def test_python_agrees_with_the_schema_about_refused_engine_flags() -> None:
 def test_a_spec_that_is_no_map_is_refused() -> None:
     with pytest.raises(InvalidSpecError, match="spec"):
         parse_spec([raw_spec()])
+
+
+def test_chart_and_documents_hold_what_is_generated() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "tools/generate_crd.py", "--check"], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stale_file_is_named(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    (tmp_path / "tools").mkdir()
+    shutil.copy(root / "tools" / "generate_crd.py", tmp_path / "tools")
+    script = [sys.executable, "tools/generate_crd.py"]
+    subprocess.run(script, cwd=tmp_path, check=True)
+    assert subprocess.run([*script, "--check"], cwd=tmp_path, check=False).returncode == 0
+    (tmp_path / "docs" / "crd.md").write_text("old")
+    done = subprocess.run([*script, "--check"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "docs/crd.md" in done.stderr

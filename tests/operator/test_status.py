@@ -245,6 +245,16 @@ def test_a_rollout_is_progress_until_its_deadline() -> None:
     assert truths(status_of(observed))["Progressing"] == ("False", "DeadlineExceeded")
 
 
+def test_routers_that_wait_for_a_worker_are_in_time() -> None:
+    observed = seen(worker_pods=(), report=PoolReport(answered=1))
+    live = observed.owned["Deployment", "llama-router"]
+    live["status"]["conditions"] = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
+    assert truths(status_of(observed))["Progressing"][1] != "DeadlineExceeded"
+    late = seen()
+    late.owned["Deployment", "llama-router"]["status"]["conditions"] = live["status"]["conditions"]
+    assert truths(status_of(late))["Progressing"] == ("False", "DeadlineExceeded")
+
+
 def test_a_problem_stops_progress_and_leaves_the_rest_as_it_is_seen() -> None:
     problem = Problem(reason="FieldConflict", message='Deployment llama-worker: conflict with "kubectl-edit"')
     status = status_of(seen(), problems=(problem,))

@@ -84,7 +84,8 @@ def progressing(view: View) -> Finding:
         return Finding(type="Progressing", status="False", reason=reason, message=message)
     for component, name in (("workers", worker_name), ("routers", router_name)):
         live = view.observed.live("Deployment", name(view.observed.identity.name))
-        finding = _rollout(component, live)
+        # Without a worker no router becomes ready, however long it runs.
+        finding = _rollout(component, live, has_deadline=component == "workers" or view.ready > 0)
         if finding is not None:
             return finding
     message = ""
@@ -93,12 +94,12 @@ def progressing(view: View) -> Finding:
     return Finding(type="Progressing", status="False", reason="UpToDate", message=message)
 
 
-def _rollout(component: str, live: Mapping[str, Any] | None) -> Finding | None:
+def _rollout(component: str, live: Mapping[str, Any] | None, *, has_deadline: bool) -> Finding | None:
     if live is None:
         return Finding(type="Progressing", status="True", reason="Creating", message=f"the {component} are being made")
     status, wanted = live.get("status", {}), live["spec"].get("replicas", 0)
     deadline = condition_of(live, "Progressing")
-    if deadline.get("reason") == "ProgressDeadlineExceeded":
+    if has_deadline and deadline.get("reason") == "ProgressDeadlineExceeded":
         text = f"the {component} have not come up in time: {deadline.get('message', '')}"
         return Finding(type="Progressing", status="False", reason="DeadlineExceeded", message=text)
     seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)

@@ -23,6 +23,7 @@ from kvrouting_operator.resources.names import FIELD_MANAGER
 
 _APPLY = "application/apply-patch+yaml"
 _PAGE = 500
+_UNTYPED = "failed to create typed patch object"
 # Try again later: too many requests (also while a new CRD's storage is made), time-outs and faults of the server.
 _RETRY = {408, 429, 500, 502, 503, 504}
 
@@ -129,6 +130,8 @@ def translated(error: DynamicApiError) -> ClusterError:
         return FieldConflictError(message)
     if error.status == 404:
         return NotFoundError(message)
+    if _UNTYPED in message:
+        return RejectedError(message)  # a field that no such object has; the API server calls it its own fault (500)
     if error.status in _RETRY or error.status == 401:
         return UnavailableError(f"{error.status}: {message}")
     return RejectedError(message)

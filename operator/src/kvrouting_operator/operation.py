@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from kvrouting_operator.cluster import Cluster, ClusterError, NotFoundError, RejectedError, UnavailableError
+from kvrouting_operator.cluster import Cluster, ClusterError, RejectedError, UnavailableError
 from kvrouting_operator.crd import CRD_NAME, KIND, custom_resource_definition
 from kvrouting_operator.observed import has_condition
 from kvrouting_operator.pool import Object, PoolKey
@@ -21,7 +21,9 @@ from kvrouting_operator.work_queue import WorkQueue
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-_CRD_POLL_S = 0.5
+# Between two looks for the CRD: it takes a moment after it was made, longer while rights or the API server are missing.
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 5.0
 
 
 class Operation:
@@ -119,8 +121,8 @@ class Operation:
             _logger.warning("the CRD cannot be updated", extra={"fields": {"error": str(error)}})
 
     async def _until_listable(self) -> None:
-        """A new CRD is served a moment after it is there; an API server that is away is waited for."""
-        applied = False
+        """A new CRD is served a moment after it is there; an API server that is away, and rights, are waited for."""
+        applied, pause_s = False, _FIRST_PAUSE_S
         while True:
             try:
                 if self._settings.apply_crd and not applied:
@@ -129,10 +131,11 @@ class Operation:
                 if self._settings.apply_crd:
                     await self._in_thread(self._check_crd)
                 await self._in_thread(self._list_pools)
-            except (NotFoundError, UnavailableError) as error:
-                _logger.info("waits for the CRD", extra={"fields": {"error": str(error)}})
+            except ClusterError as error:
+                _logger.warning("waits for the CRD", extra={"fields": {"error": str(error)}})
                 self._looked_s = self._now_s()
-                await asyncio.sleep(_CRD_POLL_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
                 return
 

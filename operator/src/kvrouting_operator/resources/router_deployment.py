@@ -71,7 +71,8 @@ def router_template(inputs: RouterInputs, images: Images) -> Object:
 
 
 def router_deployment(pool: PoolIdentity, spec: PoolSpec, template: Object, annotations: dict[str, str]) -> Object:
-    """The Deployment. A new router is there before an old one goes."""
+    """The Deployment. A new router is ready before an old one goes; without workers none can be, and none has to be."""
+    at_most_missing: int | str = 0 if spec.replicas else "100%"
     return owned(
         pool,
         api_version="apps/v1",
@@ -82,7 +83,7 @@ def router_deployment(pool: PoolIdentity, spec: PoolSpec, template: Object, anno
         spec={
             "replicas": spec.router.replicas,
             "selector": {"matchLabels": selector_labels(pool.name, ROUTER)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": at_most_missing}},
             "template": template,
         },
     )
