@@ -24,7 +24,10 @@ POOL_NAME_RULE = {
 
 
 def _column(name: str, kind: str, path: str, description: str, *, priority: int = 0) -> dict[str, object]:
-    return {"name": name, "type": kind, "jsonPath": path, "description": description, "priority": priority}
+    column: dict[str, object] = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    # The API server drops a 0: applying one again would look like another value than the stored one, a conflict
+    # between Helm and the operator.
+    return {**column, "priority": priority} if priority else column
 
 
 _COLUMNS = [
