@@ -3,6 +3,9 @@
 A decision is one `Arrival` of an 8k prompt: match in the real index, estimate, choose, reserve, credit, report every
 candidate. One process, one interleaved run: each round asks every policy and the bare argmin once, in turn, about the
 same prompt; a pool at work around it (requests in flight, first tokens, completions, load reports) is driven untimed.
+
+The second table is all that comes before a request is sent: tokenizing a text of which nine tenths were seen before,
+hashing its blocks, and the decision.
 `python -m benchmarks.decision [--quick]`
 """
 
@@ -11,10 +14,14 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from benchmarks._texts import Writer, write_tokenizer
+from kvrouting_core.blocks import ChainHasher, Namespace
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.prefix_index import PrefixIndex
 from kvrouting_core.routing.decision import Dispatch
@@ -31,10 +38,13 @@ from kvrouting_core.routing.events import (
 )
 from kvrouting_core.routing.policy import AdmissionLimits, Policy
 from kvrouting_core.routing.registry import POLICY_NAMES, build_policy
+from kvrouting_tokenization import load_tokenizer
 
 BLOCK_TOKENS, PROMPT_TOKENS = 64, 8192
 GROUPS = 64
 IN_FLIGHT_PER_WORKER = 4
+WHOLE_WORKERS = 64
+SEEN_SHARE = 0.9
 BASELINE = "bare argmin"
 VARIANTS: dict[str, dict[str, object]] = {
     "lbgr": {},
@@ -152,6 +162,48 @@ def build(name: str, index: PrefixIndex, workers: list[WorkerId]) -> Policy:
     return policy
 
 
+def measure_whole(rounds: int) -> dict[str, list[float]]:
+    """µs of each step of a request with a text of about 8k tokens, and of all of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = load_tokenizer(str(write_tokenizer(Path(folder))))
+    hasher, namespace = ChainHasher(b"b" * 32, BLOCK_TOKENS), Namespace(model="m")
+    writer = Writer(5)
+    per_token = 30_000 / len(tokenizer.encode_prompt(writer.text(30_000)))
+    characters = round(PROMPT_TOKENS * per_token)
+    documents = [writer.text(round(characters * SEEN_SHARE)) for _ in range(GROUPS)]
+    workers = [WorkerId(f"pod-{i}/0") for i in range(WHOLE_WORKERS)]
+    index, rng = PrefixIndex(), random.Random(2)
+    for document in documents:
+        blocks = hasher.hash_blocks(namespace, tokenizer.encode_prompt(document)).tolist()
+        for worker in rng.sample(workers, WHOLE_WORKERS // 4):
+            index.add(worker, blocks[: rng.randint(1, len(blocks))])
+    subject = Subject(build("lbgr", index, workers))
+    times: dict[str, list[float]] = {BASELINE: [], "tokenize": [], "hash": [], "lbgr": [], "all three": []}
+    warm_up = IN_FLIGHT_PER_WORKER * WHOLE_WORKERS
+    for number in range(warm_up + rounds):
+        text = rng.choice(documents) + " " + writer.text(round(characters * (1 - SEEN_SHARE)))
+        began = time.perf_counter()
+        tokens = tokenizer.encode_prompt(text)
+        tokenized = time.perf_counter()
+        blocks = hasher.hash_blocks(namespace, tokens).tolist()
+        hashed = time.perf_counter()
+        bare_argmin(index, workers, blocks)
+        times[BASELINE].append((time.perf_counter() - hashed) * 1e6)
+        ask(subject, workers, blocks, number, number * 20.0)
+        steps = [(tokenized - began) * 1e6, (hashed - tokenized) * 1e6, subject.times_us[-1]]
+        for name, value in zip(("tokenize", "hash", "lbgr", "all three"), (*steps, sum(steps)), strict=True):
+            times[name].append(value)
+    return {name: values[warm_up:] for name, values in times.items()}
+
+
+def show(title: str, times: dict[str, list[float]]) -> None:
+    """One line for each thing that was timed."""
+    unit = statistics.median(times[BASELINE])
+    for name, values in times.items():
+        p50, p99 = statistics.median(values), statistics.quantiles(values, n=100)[98]
+        print(f"{title:>7}  {name:<20} {p50:>8.0f} {p99:>8.0f} {p50 / unit:>15.2f}")
+
+
 def main() -> None:
     """Prints p50, p99 and the ratio of medians to the baseline."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -159,11 +211,9 @@ def main() -> None:
     rounds = 200 if parser.parse_args().quick else 2000
     print(f"{'workers':>7}  {'policy':<20} {'p50 µs':>8} {'p99 µs':>8} {'to ' + BASELINE:>15}")
     for worker_count in (4, 16, 64, 256):
-        times = measure(worker_count, rounds)
-        unit = statistics.median(times[BASELINE])
-        for name, values in times.items():
-            p50, p99 = statistics.median(values), statistics.quantiles(values, n=100)[98]
-            print(f"{worker_count:>7}  {name:<20} {p50:>8.0f} {p99:>8.0f} {p50 / unit:>15.2f}")
+        show(str(worker_count), measure(worker_count, rounds))
+    print(f"\nfrom text to dispatch, {PROMPT_TOKENS} tokens, {SEEN_SHARE:.0%} seen before")
+    show(str(WHOLE_WORKERS), measure_whole(rounds))
 
 
 if __name__ == "__main__":
