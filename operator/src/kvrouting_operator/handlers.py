@@ -5,6 +5,8 @@ There is no handler for deletion, no daemon and no timer, so kopf sets no finali
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import kopf
@@ -20,6 +22,13 @@ _CLIENT_GRACE_S = 15.0
 _CONNECT_S = 10.0
 
 
+class _EndlessPauses:
+    """Seconds between tries of a request: a watch outlives any time in which the API server is away."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((0.5, 1, 2, 4), itertools.repeat(8.0))
+
+
 def kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
     """Everything that would otherwise wait without limit, or write to objects, is set."""
     kopf_settings = kopf.OperatorSettings()
@@ -33,6 +42,7 @@ def kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
     kopf_settings.watching.label_selectors["", "pods"] = POOL_LABEL
     kopf_settings.networking.request_timeout = settings.api_limit_s
     kopf_settings.networking.connect_timeout = _CONNECT_S
+    kopf_settings.networking.error_backoffs = _EndlessPauses()
     kopf_settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     kopf_settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
     return kopf_settings
