@@ -1,6 +1,6 @@
 # The verbs of this project; `make help` lists them. Everything runs in .venv, which the first verb makes.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-engine bench-engine check format bench protos clean
+.PHONY: help setup demo test test-engine bench-engine check format bench protos crds chart images e2e clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,6 +9,8 @@ READY := $(VENV)/.ready
 # Tests that start processes share the cores with them: one worker fewer than cores would leave a small machine none.
 TEST_ARGS ?=
 OUT ?= out/demo
+IMAGE_TAG ?= 0.1.0
+IMAGE_REGISTRY ?=
 ENGINE_VENV := .venv-engine
 ENGINE_READY := $(ENGINE_VENV)/.ready
 # A real engine on the CPU: one thread each, nothing fetched at run time.
@@ -50,6 +52,7 @@ check: $(READY) ## format, lint, types, architecture, generated files
 	@$(BIN)/lint-imports
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/generate_protos.py --check
 	@$(BIN)/python tools/generate_crd.py --check
+	@$(BIN)/python tools/generate_chart.py --check
 
 format: $(READY) ## bring the code into shape
 	@$(BIN)/ruff format .
@@ -63,6 +66,16 @@ protos: $(READY) ## generate the protobuf stubs
 
 crds: $(READY) ## generate the CRD, the operator's rights and docs/crd.md
 	@$(BIN)/python tools/generate_crd.py
+
+images: ## build the images of the product with docker or buildah (IMAGE_TAG, IMAGE_REGISTRY)
+	@tools/build_images $(IMAGE_TAG) $(IMAGE_REGISTRY)
+
+chart: $(READY) ## generate the chart's README and schema; lint and render each of its scenarios
+	@$(BIN)/python tools/generate_chart.py
+	@$(BIN)/python -m pytest tests/chart $(TEST_ARGS)
+
+e2e: $(READY) ## install and use the chart on a cluster with a real node (KVROUTING_E2E_KUBECONFIG, or a throw-away one)
+	@$(BIN)/python -m pytest e2e $(TEST_ARGS)
 
 clean: ## remove what was made
 	rm -rf $(VENV) $(ENGINE_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
