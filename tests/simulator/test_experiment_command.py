@@ -155,13 +155,26 @@ def test_a_trace_is_replayed_with_its_own_times(tmp_path: Path) -> None:
     assert "workload mooncake has recorded times" in result.output
 
 
+def test_a_run_without_an_answer_is_reported_and_fails(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = CliRunner().invoke(simulate, ["--capacity-tokens", "64", "--requests", "3", "--out", str(out)])
+    assert result.exit_code == 1
+    assert "no request was answered in lbgr + rlt" in result.output
+    assert load_report(out).runs[0].summary.refused == 3
+
+
+def test_years_without_a_request_take_no_time() -> None:
+    output = run("--rate", "1e-9", "--requests", "3", "--set", "groups=1", "--policy", "lbgr")
+    assert "completed requests" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--parameter", "mu=2", "--policy", "lbgr"], "no parameter 'mu'"),
         (["--set", "groups"], "'groups' is not NAME=VALUE"),
         (["--order", "sorted"], "gsp.order is 'sorted'"),
-        (["--workload", "mooncake"], "workload 'mooncake' needs 'path'"),
+        (["--workload", "mooncake"], "workload 'mooncake' needs a trace: give its file with --trace"),
     ],
 )
 def test_nonsense_on_the_command_line_is_named(arguments: list[str], message: str) -> None:

@@ -274,6 +274,21 @@ def test_load_is_reported_once_a_second_and_on_changes_if_asked() -> None:
     assert len(reports(Delays(report_on_change=True))) > 5 * len(regular)
 
 
+def test_reports_stay_away_only_while_they_would_repeat_themselves() -> None:
+    index = PrefixIndex()
+    watched = Watched("lbgr", index)
+    spec = Gsp(groups=1, prompts_per_group=2, lengths_tokens=(512,), arrivals=PoissonArrivals(rate_per_s=1e-9))
+    result = Simulation(scenario(workload=spec, workers=[WorkerSpec()] * 2), policy=watched, index=index).run()
+    second = max(record.arrival_ms for record in result.records)
+    assert second > 1e9
+    heard = [now for now, event, _ in watched.told if isinstance(event, LoadReport) and event.worker == "w0/0"]
+    assert heard[:10] == [1000 * (i + 1) + 1 for i in range(10)]
+    before = [now for now in heard if now < second]
+    assert second - before[-1] <= 1001
+    assert (before[-1] - 1) % 1000 == 0
+    assert len(before) < 4000
+
+
 def test_a_slow_worker_takes_longer_and_reports_it() -> None:
     spec = Gsp(groups=1, prompts_per_group=1, lengths_tokens=(512,), output_tokens=1)
     fast, slow = (

@@ -7,7 +7,7 @@ import json
 import lzma
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -114,6 +114,31 @@ def test_lines_that_are_no_objects_are_named(tmp_path: Path, text: str, message:
     path.write_text(f"\n{text}\n")
     with pytest.raises(TraceError, match=rf"t.jsonl:2: {message}"):
         read_mooncake(path)
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.csv", "t.jsonl.xz", "t.csv.gz"])
+@pytest.mark.parametrize("read", [read_mooncake, read_agent_sessions, read_azure, trace_kind])
+def test_a_file_without_lines_is_named_as_empty(tmp_path: Path, name: str, read: Callable[[Path], object]) -> None:
+    with pytest.raises(TraceError, match=rf"{name}: the file is empty"):
+        read(written(tmp_path / name, []))
+    (tmp_path / "blank.jsonl").write_text("\n \n")
+    with pytest.raises(TraceError, match=r"blank\.jsonl"):
+        read(tmp_path / "blank.jsonl")
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.xz", "t.csv.gz"])
+@pytest.mark.parametrize("read", [read_mooncake, read_azure, trace_kind])
+def test_a_binary_file_is_named(tmp_path: Path, name: str, read: Callable[[Path], object]) -> None:
+    (tmp_path / name).write_bytes(bytes(range(255, 0, -1)))
+    with pytest.raises(TraceError, match=rf"{name}: .*(no text in UTF-8|cannot be decompressed)"):
+        read(tmp_path / name)
+
+
+def test_half_a_compressed_file_is_named(tmp_path: Path) -> None:
+    whole = written(tmp_path / "t.jsonl.xz", [line(10 * i) for i in range(100)]).read_bytes()
+    (tmp_path / "t.jsonl.xz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TraceError, match=r"t\.jsonl\.xz: cannot be decompressed"):
+        read_mooncake(tmp_path / "t.jsonl.xz")
 
 
 def test_sessions_start_at_arrivals_and_turns_follow_one_another(tmp_path: Path) -> None:

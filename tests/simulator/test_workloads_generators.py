@@ -117,7 +117,7 @@ def test_workloads_are_built_by_name_from_plain_values() -> None:
         ("gsp", {"arrivals": {"kind": "burst"}}, "arrivals.kind must be one of poisson, gamma, .* got 'burst'"),
         ("gsp", {"arrivals": {"cv": 2}}, "arrivals of kind 'poisson' have no 'cv'"),
         ("gsp", {"arrivals": {"kind": "azure"}}, "arrivals of kind 'azure' need a path"),
-        ("mooncake", {}, "workload 'mooncake' needs 'path'"),
+        ("mooncake", {}, "workload 'mooncake' needs a trace: give its file with --trace"),
         ("multi_turn", {"turns": [0]}, r"turns must be numbers of at least 1, got \(0,\)"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 
@@ -13,6 +14,11 @@ class VirtualClock:
         self.now_ms = 0.0
         self._planned: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
+
+    @property
+    def next_ms(self) -> float:
+        """When the next planned call is due; infinity if none is."""
+        return self._planned[0][0] if self._planned else math.inf
 
     def at(self, time_ms: float, action: Callable[[], None]) -> None:
         """Plans a call. Raises: ValueError for a time that has passed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from kvrouting_simulator.workloads.tokens import VOCABULARY_SIZE
 
 NAMESPACE = Namespace(model="simulated")
 _LONGEST_SILENCE_MS = 3_600_000.0
+# A policy may average over reports. After so many of the same it remembers nothing of what was before: at one report a
+# second, half a minute's memory has faded to e^-120.
+_REPORTS_TO_FORGET = 3600
 
 
 class PolicyStuckError(RuntimeError):
@@ -117,12 +121,13 @@ class Simulation:
         self._records: list[RequestRecord] = []
         self._marks: list[PoolMark] = []
         self._reported: dict[WorkerId, EngineLoad] = {}
+        self._quiet_reports = 0  # the latest ones in a row that told nothing new
 
     def run(self) -> SimulationResult:
         """From the first request to the last end. Raises: PolicyStuckError."""
         for worker in self._workers.values():
             self._router.joined(worker.profile, restarted=False)
-            self._clock.after(self._delays.report_interval_ms, partial(self._report_regularly, worker))
+        self._clock.after(self._delays.report_interval_ms, self._report_regularly)
         for failure in self._scenario.failures:
             self._plan(failure)
         self._plan_requests(self._client.begin())
@@ -184,12 +189,29 @@ class Simulation:
 
     # ---- reports and failures ----
 
-    def _report_regularly(self, worker: SimulatedWorker) -> None:
+    def _report_regularly(self) -> None:
         if not self._outstanding:
             return
-        self._report(worker, only_changes=False)
+        quiet_ms = self._quiet_ms()
+        for worker in self._workers.values():
+            self._report(worker, only_changes=False)
         self._check_progress()
-        self._clock.after(self._delays.report_interval_ms, partial(self._report_regularly, worker))
+        self._clock.after(max(self._delays.report_interval_ms, quiet_ms), self._report_regularly)
+
+    def _quiet_ms(self) -> float:
+        """How long reports may stay away since they could only repeat themselves: up to the last one that is due before
+        something else happens, so that the reports after it count from there. 0: not at all.
+        """
+        changed = any(w.load() not in (None, self._reported.get(w.worker)) for w in self._workers.values())
+        if changed or self._router.waiting:
+            self._quiet_reports = 0
+            return 0.0
+        self._quiet_reports += 1
+        if self._quiet_reports < _REPORTS_TO_FORGET or self._clock.next_ms == math.inf:
+            return 0.0
+        interval_ms = self._delays.report_interval_ms
+        intervals = math.ceil((self._clock.next_ms - self._clock.now_ms) / interval_ms) - 1
+        return intervals * interval_ms
 
     def _report(self, worker: SimulatedWorker, *, only_changes: bool) -> None:
         load = worker.load()

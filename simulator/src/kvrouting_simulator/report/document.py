@@ -30,13 +30,14 @@ class Run:
     marks: tuple[PoolMark, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def first_errors(self) -> Mapping[str, str]:
-        """Each kind of failure with the first error of that kind, in full."""
-        errors: dict[str, str] = {}
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Of each kind of failure: the first error in full, and how many there are."""
+        first: dict[str, str] = {}
         for record in self.records:
             if record.error_kind is not None and record.error is not None:
-                errors.setdefault(record.error_kind, record.error)
-        return errors
+                first.setdefault(record.error_kind, record.error)
+        return {first.get(kind, kind): count for kind, count in self.summary.failures.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -131,9 +131,9 @@ def _agreement(report: Report) -> str:
 
 def _troubles(runs: Sequence[Run]) -> str:
     items = [
-        f"<li>{escape(run.name)}: {count} request{'s' if count > 1 else ''} failed with {escape(errors.get(kind, kind))}</li>"
-        for run, errors in ((run, run.first_errors()) for run in runs)
-        for kind, count in run.summary.failures.items()
+        f"<li>{escape(run.name)}: {count} request{'s' if count > 1 else ''} failed with {escape(error)}</li>"
+        for run in runs
+        for error, count in run.failures.items()
     ]
     items += [f"<li>{escape(run.name)}: {escape(note)}</li>" for run in runs for note in run.notes]
     if not items:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from rich.table import Table
 
-from kvrouting_simulator.report.document import Report, Run
+from kvrouting_simulator.report.document import Report
 from kvrouting_simulator.report.rows import Difference, comparison_rows, differences
 
 
@@ -55,13 +55,8 @@ def _difference_cells(difference: Difference | None) -> tuple[str, str, str]:
 
 def trouble_lines(report: Report) -> list[str]:
     """A line for each kind of failure of each run, with the first such error, and each run's notes."""
-    lines = [line for run in report.runs for line in _failure_lines(run)]
+    lines = [f"{run.name}: {count} × {error}" for run in report.runs for error, count in run.failures.items()]
     return lines + [f"{run.name}: {note}" for run in report.runs for note in run.notes]
-
-
-def _failure_lines(run: Run) -> list[str]:
-    first = run.first_errors()
-    return [f"{run.name}: {count} × {first.get(kind, kind)}" for kind, count in run.summary.failures.items()]
 
 
 def require_answers(report: Report) -> None:

@@ -21,7 +21,7 @@ from kvrouting_simulator.workloads.gsp import Gsp
 from kvrouting_simulator.workloads.long_documents import LongDocuments
 from kvrouting_simulator.workloads.multi_turn import MultiTurn
 from kvrouting_simulator.workloads.spec import WorkloadSpec
-from kvrouting_simulator.workloads.trace_files import open_text, read_azure, read_mooncake
+from kvrouting_simulator.workloads.trace_files import TraceError, open_trace, read_azure, read_mooncake
 from kvrouting_simulator.workloads.traces import AgentSessions, AzureTrace, MooncakeTrace
 
 _KINDS: Mapping[str, type[Any]] = MappingProxyType(
@@ -35,6 +35,7 @@ _KINDS: Mapping[str, type[Any]] = MappingProxyType(
     }
 )
 WORKLOAD_NAMES = tuple(_KINDS)
+_HOW_TO_GIVE = {"path": "a trace: give its file with --trace, or as `path` of the workload in a scenario file"}
 
 
 def build_workload(name: str, parameters: Mapping[str, object]) -> WorkloadSpec:
@@ -55,15 +56,20 @@ def build_workload(name: str, parameters: Mapping[str, object]) -> WorkloadSpec:
         values[key] = build_arrivals(value) if key == "arrivals" else _converted(f"{name}.{key}", value, known[key])
     for field in dataclasses.fields(kind):
         if field.name not in values and field.default is field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"workload {name!r} needs {field.name!r}")
+            raise ValueError(f"workload {name!r} needs {_HOW_TO_GIVE.get(field.name, repr(field.name))}")
     spec: WorkloadSpec = kind(**values)
     return spec
 
 
 def trace_kind(path: Path) -> str:
-    """The workload that a trace file is, by its first line. Raises: OSError if it cannot be read."""
-    with open_text(path) as file:
-        first = file.readline()
+    """The workload that a trace file is, by its first line that is not blank.
+
+    Raises: TraceError if there is none or the file is no text; OSError if it cannot be opened.
+    """
+    with open_trace(path) as file:
+        first = next((line for line in file if line.strip()), None)
+    if first is None:
+        raise TraceError(path, None, "the file is empty")
     if not first.lstrip().startswith("{"):
         return "azure"
     return "agents" if '"session"' in first else "mooncake"

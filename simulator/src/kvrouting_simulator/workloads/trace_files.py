@@ -7,7 +7,9 @@ import gzip
 import json
 import lzma
 import math
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,10 +17,10 @@ from typing import TextIO
 
 
 class TraceError(ValueError):
-    """A line of a trace that cannot be used."""
+    """A trace, or a line of it, that cannot be used. line: counts from 1; None: the whole file is meant."""
 
-    def __init__(self, path: Path, line: int, problem: str) -> None:
-        super().__init__(f"{path}:{line}: {problem}")
+    def __init__(self, path: Path, line: int | None, problem: str) -> None:
+        super().__init__(f"{path}: {problem}" if line is None else f"{path}:{line}: {problem}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +49,23 @@ class LengthRow:
     output_tokens: int
 
 
-def open_text(path: Path) -> TextIO:
-    """A text file, decompressed by its ending: .xz, .gz, or plain."""
+@contextmanager
+def open_trace(path: Path) -> Iterator[TextIO]:
+    """A text file, decompressed by its ending: .xz, .gz, or plain.
+
+    Raises: TraceError if it holds something else; OSError if it cannot be opened.
+    """
+    try:
+        with _opened(path) as file:
+            yield file
+    except (UnicodeDecodeError, csv.Error) as error:
+        problem = f"this is no text in UTF-8 ({error}): the name of a compressed trace must end with .xz or .gz"
+        raise TraceError(path, None, problem) from error
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise TraceError(path, None, f"cannot be decompressed as its ending {path.suffix} says ({error})") from error
+
+
+def _opened(path: Path) -> TextIO:
     if path.suffix == ".xz":
         return lzma.open(path, "rt", encoding="utf-8")
     if path.suffix == ".gz":
@@ -59,7 +76,8 @@ def open_text(path: Path) -> TextIO:
 def read_mooncake(path: Path, *, block_tokens: int = 512, requests: int | None = None) -> list[TraceCall]:
     """The first `requests` lines (None: all) of a Mooncake trace: timestamp, input_length, output_length, hash_ids.
 
-    Raises: TraceError for a line that is no such object, goes back in time, or has not as many ids as blocks.
+    Raises: TraceError for a line that is no such object, goes back in time, or has not as many ids as blocks, and for a
+    file without lines.
     """
     calls: list[TraceCall] = []
     for number, row in _json_lines(path, requests):
@@ -95,15 +113,21 @@ def read_agent_sessions(path: Path, *, block_tokens: int = 16, requests: int | N
 def read_azure(path: Path, *, requests: int | None = None) -> list[LengthRow]:
     """Rows of Azure's public LLM traces: TIMESTAMP, ContextTokens, GeneratedTokens. Times count from the first row.
 
-    Raises: TraceError for a missing column, a value that cannot be read, or a row that goes back in time.
+    Raises: TraceError for a missing column, a value that cannot be read, a row that goes back in time, or no row.
     """
     rows: list[LengthRow] = []
     start: datetime | None = None
-    with open_text(path) as file:
+    with open_trace(path) as file:
         reader = csv.DictReader(file)
-        missing = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} - set(reader.fieldnames or ())
+        if reader.fieldnames is None:
+            raise _empty(path)
+        missing = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} - set(reader.fieldnames)
         if missing:
-            raise TraceError(path, 1, f"no column {', '.join(sorted(missing))}; found {reader.fieldnames}")
+            raise TraceError(
+                path,
+                1,
+                f"no column {', '.join(sorted(missing))}; found {', '.join(reader.fieldnames) or 'a blank line'}",
+            )
         for row in reader:
             if len(rows) == requests:
                 break
@@ -120,12 +144,18 @@ def read_azure(path: Path, *, requests: int | None = None) -> list[LengthRow]:
                     output_tokens=line.whole("GeneratedTokens", 0),
                 )
             )
+    if not rows:
+        raise TraceError(path, None, "there is no row below its heading")
     return rows
+
+
+def _empty(path: Path) -> TraceError:
+    return TraceError(path, None, "the file is empty")
 
 
 def _json_lines(path: Path, limit: int | None) -> Iterator[tuple[int, Mapping[str, object]]]:
     taken = 0
-    with open_text(path) as file:
+    with open_trace(path) as file:
         for number, text in enumerate(file, 1):
             if not text.strip():
                 continue
@@ -139,6 +169,8 @@ def _json_lines(path: Path, limit: int | None) -> Iterator[tuple[int, Mapping[st
             if not isinstance(row, dict):
                 raise TraceError(path, number, f"not an object: {text.strip()[:80]!r}")
             yield number, row
+    if not taken:
+        raise _empty(path)
 
 
 def _call(
