@@ -1,7 +1,7 @@
 """What the plug-in costs inside SGLang, against SGLang's own LRU in its Python tree and its Rust tree, in one run.
 
 For trees of 1k, 10k and 100k leaves: CPU time per evicted token, per insert and per match, and how long the thread of
-the state socket keeps a busy scheduler waiting. Needs SGLang: `make bench-engine`, or in its environment
+the state socket keeps the interpreter at a stretch. Needs SGLang: `make bench-engine`, or in its environment
 `python -m benchmarks.engine_plugin [--quick]`.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import msgspec
+
 from kvrouting_core.service_time import WORKER_CLASSES
 
 TRUNK_TOKENS, TAIL_TOKENS, TAILS_PER_TRUNK = 64, 32, 32
 PREFILL_TOKENS = 2048
-_MODEL_S = 0.0002
 CALL_TOKENS = (64, PREFILL_TOKENS)
 
 CARDS = ("L40", "H200")
@@ -103,39 +103,30 @@ def measure(load: Load, rounds: int) -> Measured:
     )
 
 
-def longest_wait_ms(load: Load, seconds: float, *, reading: bool) -> tuple[float, float, int]:
-    """(longest, 99.9th percentile, snapshots) of the times between two looks at the clock of a thread that works and
-    waits 0.2 ms by turns, while another one takes snapshots, if `reading`.
+def longest_hold_ms(cache: Any) -> tuple[float, float]:
+    """(longest CPU time that a snapshot's thread works without letting go of the interpreter, the snapshot's CPU time).
+
+    CPU time, so that a busy machine does not count. Encoding of the chunks included.
     """
+    from kvrouting_sglang.engine_state import EngineState, RankIdentity
     from kvrouting_sglang.pauses import Pauses
     from kvrouting_sglang.tree_reader import TreeReader
 
-    stop, snapshots = threading.Event(), [0]
+    marks = [time.thread_time()]
+    holds: list[float] = []
 
-    def read() -> None:
-        reader = TreeReader(load.cache.tree_core, pauses=Pauses())
-        while not stop.is_set():
-            for _ in reader.snapshot():
-                if stop.is_set():
-                    return
-            snapshots[0] += 1
+    def rest(seconds: float) -> None:
+        holds.append(time.thread_time() - marks[-1])
+        time.sleep(seconds)
+        marks.append(time.thread_time())
 
-    thread = threading.Thread(target=read)
-    if reading:
-        thread.start()
-    gaps, until, last = [], time.perf_counter() + seconds, time.perf_counter()
-    while last < until:
-        # A scheduler's thread mostly waits for the model or a socket, and then wants the interpreter back at once.
-        time.sleep(_MODEL_S)
-        for _ in range(300):
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
-    stop.set()
-    if reading:
-        thread.join()
-    gaps.sort()
-    return gaps[-1] * 1000, gaps[-len(gaps) // 1000 - 1] * 1000, snapshots[0]
+    identity = RankIdentity(epoch="bench", dp_rank=0, policy="rlt", seed=0)
+    reader = TreeReader(cache.tree_core, pauses=Pauses(sleep_s=rest))
+    encoder = msgspec.msgpack.Encoder()
+    for answer in EngineState(cache, identity=identity, reader=reader).snapshot():
+        encoder.encode(answer)
+    holds.append(time.thread_time() - marks[-1])
+    return max(holds) * 1000, sum(holds) * 1000
 
 
 def builders() -> dict[str, Callable[[int], Any]]:
@@ -157,7 +148,9 @@ def main() -> None:
     if find_spec("sglang") is None:
         print("SGLang is not installed here: `make bench-engine` measures the plug-in in an environment that has it")
         return
-    waits: list[str] = []
+    from tests.engine.real.caches import policy_cache, serve
+
+    holds: list[tuple[str, float, float]] = []
     sizes, rounds = ((1_000,), 5) if quick else ((1_000, 10_000, 100_000), 15)
     print(f"CPU µs; page size 1, KV events on; an insert adds {TAIL_TOKENS} tokens below a path of {TRUNK_TOKENS}")
     heads = " | ".join(f"evict {tokens}: µs/token" for tokens in CALL_TOKENS)
@@ -174,13 +167,12 @@ def main() -> None:
             costs = " | ".join(f"{cost:.2f}" for cost in row.evict_us_per_token.values())
             print(f"| {leaves} | {name} | {costs} | {row.insert_us:.0f} | {row.match_us:.0f} | {shares} |", flush=True)
             if name == "RLT, our tree":
-                for reading in (False, True):
-                    longest, high, taken = longest_wait_ms(load, 1 if quick else 4, reading=reading)
-                    waits.append(
-                        f"{leaves} leaves, {'snapshots without end' if reading else 'alone'}: a busy thread waits at "
-                        f"most {longest:.2f} ms, 99.9 % of its waits are under {high:.3f} ms ({taken} snapshots)"
-                    )
-    print(*waits, sep="\n")
+                holds.append((f"{leaves} leaves", *longest_hold_ms(load.cache)))
+    document = policy_cache(capacity=200_000, page_size=1)
+    serve(document, range(131_072))
+    holds.append(("one document of 131,072 tokens", *longest_hold_ms(document)))
+    for what, longest, whole in holds:
+        print(f"snapshot of {what}: {whole:.0f} ms of CPU time, at most {longest:.2f} ms of it at a stretch")
 
 
 if __name__ == "__main__":
