@@ -66,6 +66,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no GPU of a class": (raw_spec(gpu={"count": 0}), "gpu.count 0 needs"),
     "uneven data parallel": (raw_spec(gpu={"count": 3}, engine={"dataParallel": 2}), "multiple of engine.dataParallel"),
     "more tensor parallel than GPUs": (raw_spec(engine={"tensorParallel": 2}), "must not exceed gpu.count"),
+    "more ranks than GPUs": (
+        raw_spec(gpu={"count": 4}, engine={"tensorParallel": 4, "dataParallel": 2}),
+        "must not exceed gpu.count",
+    ),
     "GPU among the resources": (raw_spec(engine={"resources": {"limits": {"nvidia.com/gpu": 1}}}), "set gpu.count"),
     "block size below": (raw_spec(sidecar={"blockSize": 8}), "blockSize"),
     "block size above": (raw_spec(sidecar={"blockSize": 256}), "blockSize"),

@@ -324,6 +324,12 @@ def test_sglang_gets_the_flags_of_the_pool() -> None:
     assert args[-1] == "--x=1"
 
 
+@pytest.mark.parametrize(("gpu", "page"), [("L40", "1"), ("H200", "16")])
+def test_a_class_brings_its_page_size(gpu: str, page: str) -> None:
+    args = container(worker_pod_of(spec_of(gpu={"class": gpu})), "engine")["args"]
+    assert _arguments(args, "--page-size") == page
+
+
 def test_rank_ports_never_meet() -> None:
     args = container(worker_pod_of(spec_of(gpu={"count": 16}, engine={"dataParallel": 16})), "engine")["args"]
     events = json.loads(_arguments(args, "--kv-events-config"))

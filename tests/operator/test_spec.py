@@ -123,7 +123,7 @@ def test_priors_in_the_description_are_those_of_the_router() -> None:
 def test_tensor_parallelism_fills_the_gpus() -> None:
     assert spec_of(gpu={"count": 4}).tensor_parallel == 4
     assert spec_of(gpu={"count": 4}, engine={"dataParallel": 2}).tensor_parallel == 2
-    assert spec_of(gpu={"count": 4}, engine={"dataParallel": 4, "tensorParallel": 4}).tensor_parallel == 4
+    assert spec_of(gpu={"count": 4}, engine={"dataParallel": 2, "tensorParallel": 1}).tensor_parallel == 1
     assert spec_of(SIMULATED).tensor_parallel == 1
 
 

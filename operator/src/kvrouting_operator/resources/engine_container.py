@@ -160,7 +160,7 @@ def _sglang(inputs: WorkerInputs) -> tuple[list[str], list[str]]:
         f"--port={ENGINE_PORT}",
         f"--tp-size={inputs.tensor_parallel}",
         *([f"--dp-size={engine.data_parallel}"] if engine.data_parallel > 1 else []),
-        f"--page-size={engine.page_size}",
+        f"--page-size={_page_size(inputs)}",
         f"--mem-fraction-static={memory:g}",
         "--radix-cache-backend=rlt",
         f"--kv-events-config={json.dumps(events, separators=(',', ':'))}",
@@ -171,6 +171,10 @@ def _sglang(inputs: WorkerInputs) -> tuple[list[str], list[str]]:
         *_sglang_tracing(inputs),
     ]
     return ["python3", "-m", "sglang.launch_server"], args
+
+
+def _page_size(inputs: WorkerInputs) -> int:
+    return inputs.engine.page_size if inputs.engine.page_size is not None else inputs.gpu.defaults.page_size
 
 
 def _sglang_tracing(inputs: WorkerInputs) -> list[str]:
@@ -193,7 +197,7 @@ def _simulated(inputs: WorkerInputs) -> tuple[list[str], list[str]]:
         f"--load-port={LOAD_PORT}",
         f"--state-port={STATE_PORT}",
         f"--worker-class={worker_class}",
-        f"--page-size={engine.page_size}",
+        f"--page-size={_page_size(inputs)}",
         f"--dp-size={engine.data_parallel}",
         f"--eviction={engine.eviction.policy}",
         *([f"--seed={engine.eviction.seed}"] if engine.eviction.seed is not None else []),

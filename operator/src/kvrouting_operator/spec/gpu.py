@@ -17,10 +17,11 @@ GpuClassName = Literal["L40", "L40S", "H200", "custom"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuDefaults:
-    """What a class brings. product: value of NVIDIA's feature discovery label; empty: any node."""
+    """What a class brings. product: value of NVIDIA's feature discovery label; empty: any node. page_size: tokens."""
 
     product: str
     memory_fraction: float
+    page_size: int = 1
 
 
 # Memory fractions leave room for activations and CUDA graphs: about 6 GB on a card of 46 GB, 17 GB on one of 141 GB.
@@ -28,7 +29,7 @@ GPU_DEFAULTS: Mapping[str, GpuDefaults] = MappingProxyType(
     {
         "L40": GpuDefaults(product="NVIDIA-L40", memory_fraction=0.85),
         "L40S": GpuDefaults(product="NVIDIA-L40S", memory_fraction=0.85),
-        "H200": GpuDefaults(product="NVIDIA-H200", memory_fraction=0.88),
+        "H200": GpuDefaults(product="NVIDIA-H200", memory_fraction=0.88, page_size=16),
         "custom": GpuDefaults(product="", memory_fraction=0.85),
     }
 )
@@ -57,8 +58,8 @@ class GpuSpec(Part, frozen=True, kw_only=True):
         GpuClassName,
         Meta(
             description="Card of the workers. L40, L40S and H200 bring a node selector (nvidia.com/gpu.product), "
-            "a toleration of the taint nvidia.com/gpu, a memory fraction and the router's first guess of their "
-            "speed; custom brings only the toleration."
+            "a toleration of the taint nvidia.com/gpu, a memory fraction, a page size and the "
+            "router's first guess of their speed; custom brings only the toleration."
         ),
     ] = msgspec.field(name="class")
     count: Annotated[

@@ -120,8 +120,8 @@ class PoolSpec(Part, frozen=True, kw_only=True):
         ),
         Rule(
             cel="self.gpu.count == 0 || !has(self.engine.tensorParallel) || "
-            "self.engine.tensorParallel <= self.gpu.count",
-            message="engine.tensorParallel must not exceed gpu.count",
+            "self.engine.tensorParallel * self.engine.dataParallel <= self.gpu.count",
+            message="engine.tensorParallel * engine.dataParallel must not exceed gpu.count",
         ),
         Rule(
             cel="!(self.gpu.resourceName in self.engine.resources.limits)"
@@ -174,8 +174,11 @@ class PoolSpec(Part, frozen=True, kw_only=True):
                 f"gpu.count {gpu.count} must be a multiple of engine.dataParallel {engine.data_parallel}, "
                 "or set engine.tensorParallel"
             )
-        if gpu.count and engine.tensor_parallel is not None and engine.tensor_parallel > gpu.count:
-            raise ValueError(f"engine.tensorParallel {engine.tensor_parallel} must not exceed gpu.count {gpu.count}")
+        parallel = (engine.tensor_parallel or 1) * engine.data_parallel
+        if gpu.count and engine.tensor_parallel is not None and parallel > gpu.count:
+            raise ValueError(
+                f"engine.tensorParallel * engine.dataParallel must not exceed gpu.count: {parallel} > {gpu.count}"
+            )
         if gpu.resource_name in {*engine.resources.limits, *engine.resources.requests}:
             raise ValueError(f"engine.resources must not name {gpu.resource_name}: set gpu.count")
 
