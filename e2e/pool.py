@@ -121,16 +121,16 @@ class Pool:
         return {names.get(w["worker"].split("/")[0], w["worker"]): w for w in page["workers"]}
 
 
-def chat(url: str, text: str, *, max_tokens: int = 8) -> tuple[int, Mapping[str, str], Any]:
-    """Status, headers and body of one chat request."""
+def chat(url: str, text: str, *, max_tokens: int = 8) -> tuple[int, Any]:
+    """Status and body of one chat request."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode())
     request.add_header("Content-Type", "application/json")
     try:
         with urllib.request.urlopen(request, timeout=120) as response:
-            return response.status, dict(response.headers), json.load(response)
+            return response.status, json.load(response)
     except urllib.error.HTTPError as error:
-        return error.code, dict(error.headers), json.load(error)
+        return error.code, json.load(error)
 
 
 def cached_tokens(answer: Mapping[str, Any]) -> int:

@@ -60,14 +60,13 @@ def test_a_pool_without_workers_answers_503_and_comes_back(cluster: Cluster, nam
     pool.wait_for_condition("RouterAvailable", "True")
 
     with pool.router() as url:
-        status, headers, answer = chat(url, "is anybody there?")
+        status, answer = chat(url, "is anybody there?")
         assert status == 503
-        assert int(headers["Retry-After"]) > 0
         assert answer["error"]["message"]
 
         pool.kubectl("scale", "kvp/p", "--replicas=1")
         pool.wait_until_good(workers=1)
-        status, _, answer = chat(url, "is anybody there?")
+        status, answer = chat(url, "is anybody there?")
         assert status == 200, answer
 
         pool.kubectl("scale", "kvp/p", "--replicas=0")

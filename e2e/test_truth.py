@@ -9,9 +9,9 @@ from e2e.pool import Pool, simulated_pool
 
 
 def test_engines_without_what_the_pool_needs_are_never_ready(cluster: Cluster, namespace: str) -> None:
-    told = {"plain": "--no-state", "other": "--eviction=lru", "mute": "--no-kv-events"}
+    told = {"plain": ["--no-state"], "other": ["--eviction=lru"], "mute": ["--no-kv-events", "--no-replay"]}
     pools = {name: Pool(cluster=cluster, name=name, namespace=namespace) for name in told}
-    cluster.apply(*(simulated_pool(name, namespace, replicas=1, engine={"args": [arg]}) for name, arg in told.items()))
+    cluster.apply(*(simulated_pool(name, namespace, replicas=1, engine={"args": args}) for name, args in told.items()))
 
     unproven = pools["plain"].wait_for_condition("EvictionPolicyActive", "False")
     assert unproven["reason"] == "NotProven"

@@ -8,7 +8,7 @@ from e2e.conftest import Release
 
 def test_uninstalling_leaves_the_crd_and_nothing_else(release: Release) -> None:
     cluster, namespace = release.cluster, release.namespace
-    release.pool.wait_until_good(workers=2)
+    release.pool.wait_until_good(workers=release.pool.body()["spec"]["replicas"])
 
     cluster.helm("uninstall", release.name, "--namespace", namespace, "--wait")
 
