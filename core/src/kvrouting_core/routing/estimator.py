@@ -207,6 +207,8 @@ class LearnedEstimator:
     ) -> None:
         """The answer's length, which nobody could know, is not held against the worker: its true one is put in."""
         station.observations += 1
+        if not self._parameters.residual:
+            return
         steps = prediction.decode_steps
         if event.output_tokens is not None:
             steps = max(0.0, event.output_tokens / reservation.request.sequences - 1)
