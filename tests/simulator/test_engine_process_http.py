@@ -257,6 +257,31 @@ async def test_generate_takes_lists_and_defaults_to_128_tokens(engine: Engine) -
     await engine.post("/generate", {}, status=400)
 
 
+async def test_generate_takes_sampling_params_for_each_prompt(engine: Engine) -> None:
+    own = [{"max_new_tokens": 2}, {"max_new_tokens": 5}]
+    replies = await engine.generate(text=["mine", "yours"], sampling_params=own)
+    assert [len(r["output_ids"]) for r in replies] == [2, 5]
+    twice = await engine.generate(text=["mine", "yours"], sampling_params=[{**one, "n": 2} for one in own])
+    assert [len(r["output_ids"]) for r in twice] == [2, 2, 5, 5]
+    events = await engine.stream("/generate", {"text": ["mine", "yours"], "sampling_params": own, "stream": True})
+    last = {event["index"]: event for event in map(json.loads, events[:-1])}
+    assert [last[index]["meta_info"]["completion_tokens"] for index in (0, 1)] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params has 1 entries for 2 prompts"),
+        ({"text": "a", "sampling_params": [{}]}, "give a list of prompts"),
+        ({"text": ["a", "b"], "sampling_params": [{"n": 2}, {}]}, "n must be the same"),
+    ],
+)
+async def test_sampling_params_that_do_not_fit_the_prompts_are_refused(
+    engine: Engine, body: dict[str, Any], message: str
+) -> None:
+    assert message in (await engine.post("/generate", body, status=400))["error"]["message"]
+
+
 async def test_a_generate_stream_is_cumulative(engine: Engine) -> None:
     body = {"text": "flow", "sampling_params": {"max_new_tokens": 5}, "stream": True}
     *events, done = await engine.stream("/generate", body)

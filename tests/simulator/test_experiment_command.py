@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from kvrouting_simulator.experiment.command import simulate
 from kvrouting_simulator.report import load_report
 from kvrouting_simulator.workloads import Gsp, PoissonArrivals
 
+FLOATS = ("--rate", "--cv", "--speed", "--goodput-ttft")
 TOML = """
 name = "two kinds"
 policy = "lbgr"
@@ -88,6 +90,13 @@ def test_json_says_the_same(file: Path) -> None:
         ({"workload": 3}, "workload must be a table, got 3"),
         ({"delays": {"hop_ms": -1}}, "hop_ms must be at least 0, got -1"),
         ({"failures": [{"worker": 0, "killed_ms": 5, "back_ms": 4}]}, "back_ms 4.0 must be after killed_ms 5.0"),
+        ({"delays": {"hop_ms": math.inf}}, "hop_ms must be at least 0, got inf"),
+        ({"delays": {"report_interval_ms": math.nan}}, "report_interval_ms must be positive, got nan"),
+        ({"workload": {"arrivals": {"rate_per_s": math.inf}}}, "rate_per_s must be positive, got inf"),
+        ({"workers": [{"slow_factor": math.inf}]}, "slow_factor must be positive, got inf"),
+        ({"failures": [{"worker": 0, "killed_ms": math.nan}]}, "killed_ms must be at least 0, got nan"),
+        ({"failures": [{"worker": 0, "killed_ms": 1, "back_ms": math.inf}]}, "back_ms inf must be after"),
+        ({"goodput_ttft_ms": math.nan}, "goodput_ttft_ms must be positive, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )
@@ -174,6 +183,8 @@ def test_years_without_a_request_take_no_time() -> None:
         (["--parameter", "mu=2", "--policy", "lbgr"], "no parameter 'mu'"),
         (["--set", "groups"], "'groups' is not NAME=VALUE"),
         (["--order", "sorted"], "gsp.order is 'sorted'"),
+        *(([option, "inf"], "inf is not a finite number") for option in FLOATS),
+        *(([option, "nan"], "nan is not a finite number") for option in FLOATS),
         (["--workload", "mooncake"], "workload 'mooncake' needs a trace: give its file with --trace"),
     ],
 )

@@ -25,6 +25,7 @@ from kvrouting_simulator.workloads.traces import AgentSessions, AzureTrace, Moon
 from tests.fakes.endpoint import Script, generate_events, serving
 from tests.fakes.request_records import random_records, record, run
 
+FLOATS = ("--rate", "--speed", "--duration", "--timeout", "--goodput-ttft")
 SMALL = ("--set", "groups=2", "--set", "prompts_per_group=3", "--set", "lengths_tokens=8,16")
 
 
@@ -142,6 +143,10 @@ def test_compare_prints_saved_runs_side_by_side(tmp_path: Path) -> None:
         (["--url", "http://x", "--workload", "unheard"], "'unheard'"),
         (["--url", "http://x", "--speed", "2"], "no 'speed'"),
         (["--url", "http://x", "--rate", "0"], "--rate"),
+        *((["--url", "http://x", option, "inf"], "inf is not a finite number") for option in FLOATS),
+        *((["--url", "http://x", option, "nan"], "nan is not a finite number") for option in FLOATS),
+        (["--url", "http://x", "--set", "prefix_ratio=nan"], "prefix_ratio must be in [0, 1), got nan"),
+        (["--url", "http://x", "--rate", "1e-320"], "got inf"),
     ],
 )
 def test_wrong_input_is_named(arguments: list[str], message: str) -> None:

@@ -66,10 +66,10 @@ def test_workloads_that_contradict_themselves_are_refused(items: list[WorkItem],
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"arrival_ms": -1}, "arrival_ms of a must not be negative, got -1"),
+        ({"arrival_ms": -1}, "arrival_ms of a must be at least 0, got -1"),
         ({"tokens": []}, "tokens of a are empty"),
         ({"continues": True}, "a continues a conversation but depends on no request"),
-        ({"think_ms": -3}, "think_ms of a must not be negative, got -3"),
+        ({"think_ms": -3}, "think_ms of a must be at least 0, got -3"),
         ({"turn": -1}, "turn of a must not be negative, got -1"),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvrouting_simulator.bounds import at_least, positive
 from kvrouting_simulator.demo.processes import ProcessSpec
 
 POOL_NAME = "local"
@@ -40,10 +41,8 @@ class PoolPlan:
 
     def __post_init__(self) -> None:
         for name in ("engines", "routers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.speed > 0:
-            raise ValueError(f"speed must be positive, got {self.speed}")
+            at_least(1, name, getattr(self, name))
+        positive("speed", self.speed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvrouting_simulator.bounds import at_least, positive
 from kvrouting_simulator.demo.pool_plan import PoolPlan
 from kvrouting_simulator.workloads.arrivals import PoissonArrivals
 from kvrouting_simulator.workloads.gsp import Gsp
@@ -43,10 +44,9 @@ class Hurt:
     busy_within_ms: float = 2000.0
 
     def __post_init__(self) -> None:
-        if self.killed_ms < 0:
-            raise ValueError(f"killed_ms must not be negative, got {self.killed_ms}")
-        if not self.away_ms > 0:
-            raise ValueError(f"away_ms must be positive, got {self.away_ms}")
+        at_least(0, "killed_ms", self.killed_ms)
+        positive("away_ms", self.away_ms)
+        at_least(0, "busy_within_ms", self.busy_within_ms)
 
 
 # A cache-aware router that does follow prefixes: GSP shares exactly half of each prompt, and the policy's own threshold

@@ -13,11 +13,12 @@ import uvloop
 from kvrouting_core.eviction import POLICIES
 from kvrouting_core.routing.events import SchedulerOptions
 from kvrouting_core.service_time import WORKER_CLASSES, worker_class
-from kvrouting_simulator.engine_process.endpoints import PortInUseError, PortRange
+from kvrouting_simulator.engine_process.endpoints import ListenError, PortRange
 from kvrouting_simulator.engine_process.event_publisher import PublisherLimits
 from kvrouting_simulator.engine_process.misbehaviour import parse_fault
 from kvrouting_simulator.engine_process.rank import RankOptions
 from kvrouting_simulator.engine_process.server import EngineServer, ServerOptions
+from kvrouting_simulator.option_types import NOT_NEGATIVE, POSITIVE
 
 _PORT = click.IntRange(0, 65535)
 
@@ -75,7 +76,7 @@ class _JsonLines(logging.Formatter):
 )
 @click.option(
     "--speed",
-    type=click.FloatRange(0, min_open=True),
+    type=POSITIVE,
     default=1.0,
     help="10: everything takes a tenth of its time, and is so reported.",
 )
@@ -105,9 +106,7 @@ class _JsonLines(logging.Formatter):
     help='A fault from the start, e.g. {"action": "die", "after_tokens": 100}.',
 )
 @click.option("--allow-misbehave", is_flag=True, help="Take such faults at POST /misbehave too.")
-@click.option(
-    "--shutdown-seconds", type=click.FloatRange(0), default=5.0, help="What running requests get after SIGTERM."
-)
+@click.option("--shutdown-seconds", type=NOT_NEGATIVE, default=5.0, help="What running requests get after SIGTERM.")
 def engine(**given: Any) -> None:
     """Run a simulated engine: SGLang's HTTP, KV events, load and state socket, without a GPU.
 
@@ -120,7 +119,7 @@ def engine(**given: Any) -> None:
     try:
         options = _options(**given)
         uvloop.run(EngineServer(options).run())
-    except (ValueError, PortInUseError) as error:
+    except (ValueError, ListenError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -129,7 +128,7 @@ def _options(**given: Any) -> ServerOptions:
         if not given[enabled]:
             return None
         option = f"--{name.replace('_', '-')}"
-        return PortRange(option=option, host=given["events_host"], base=given[name])
+        return PortRange(option=option, host_option="--events-host", host=given["events_host"], base=given[name])
 
     return ServerOptions(
         rank=_rank_options(**given),
@@ -141,7 +140,7 @@ def _options(**given: Any) -> ServerOptions:
         own_answer_tokens=given["own_answer_tokens"],
         speed=given["speed"],
         cache_report=given["enable_cache_report"],
-        http=PortRange(option="--port", host=given["host"], base=given["port"]),
+        http=PortRange(option="--port", host_option="--host", host=given["host"], base=given["port"]),
         kv_events=ports("kv_events_port", "kv_events"),
         replay=ports("replay_port", "replay"),
         load=ports("load_port", "load"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -14,18 +15,27 @@ import zmq
 _TRIES = 50
 
 
-class PortInUseError(RuntimeError):
-    """A port cannot be bound; the message names port, option and reason."""
+# What another port would help against; anything else is the host's fault.
+_PORTS_FAULT = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM})
 
-    def __init__(self, option: str, host: str, port: int, reason: str) -> None:
-        super().__init__(f"cannot listen on {host}:{port} ({reason}): choose another port with {option}, 0 for any")
+
+class ListenError(RuntimeError):
+    """A place cannot be listened on; the message names it, the reason, and the option to change."""
+
+
+class PortInUseError(ListenError):
+    """Somebody listens there already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PortRange:
-    """Where a family of sockets goes. option: the command line's name for `base`; base 0: any free ports."""
+    """Where a family of sockets goes. option, host_option: the command line's names for `base` and `host`.
+
+    base 0: any free ports.
+    """
 
     option: str
+    host_option: str
     host: str
     base: int
 
@@ -44,18 +54,36 @@ class BoundRange:
 
 
 def bind_http(ports: PortRange) -> socket.socket:
-    """A listening TCP socket. Raises: PortInUseError."""
+    """A listening TCP socket. Raises: ListenError."""
     family = socket.AF_INET6 if ":" in ports.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((ports.host, ports.base))
         sock.listen(1024)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         sock.close()
-        raise PortInUseError(ports.option, ports.host, ports.base, error.strerror or str(error)) from error
+        number, reason = _number_and_reason(error)
+        raise _listen_error(ports, ports.base, number, reason) from error
     sock.setblocking(False)
     return sock
+
+
+def _listen_error(ports: PortRange, port: int, number: int, reason: str) -> ListenError:
+    kind = PortInUseError if number == errno.EADDRINUSE else ListenError
+    remedy = (
+        f"choose another port with {ports.option}, 0 for any"
+        if number in _PORTS_FAULT
+        else f"give an address of this machine with {ports.host_option}"
+    )
+    return kind(f"cannot listen on {ports.host}:{port} ({reason}): {remedy}")
+
+
+def _number_and_reason(error: OSError | UnicodeError) -> tuple[int, str]:
+    """0 for a host that cannot be looked up: its error numbers are not the system's."""
+    if isinstance(error, UnicodeError):
+        return 0, "no name of a host"
+    return 0 if isinstance(error, socket.gaierror) else error.errno or 0, error.strerror or str(error)
 
 
 def bind_ranks(
@@ -63,7 +91,7 @@ def bind_ranks(
 ) -> BoundRange:
     """One socket of `kind` per rank. high_water_mark: messages queued per peer, 0 for no limit.
 
-    Raises: PortInUseError naming the first port that is taken.
+    Raises: ListenError naming the first port that is taken.
     """
     for _ in range(0 if ports.base else _TRIES):
         with contextlib.suppress(PortInUseError):
@@ -85,7 +113,7 @@ def _bind_once(
             sock.setsockopt(zmq.IPV6, 1 if ":" in ports.host else 0)
             bound = _bind(sock, ports, base + rank if base else 0)
             base = base or bound
-    except PortInUseError:
+    except ListenError:
         for sock in sockets:
             sock.close()
         raise
@@ -97,5 +125,7 @@ def _bind(sock: zmq.Socket[bytes], ports: PortRange, port: int) -> int:
     try:
         sock.bind(f"tcp://{host}:{port or '*'}")
     except zmq.ZMQError as error:
-        raise PortInUseError(ports.option, ports.host, port, os.strerror(error.errno or 0)) from error
+        number = error.errno or 0
+        reason = "no address of this machine" if number == errno.ENODEV else os.strerror(number)
+        raise _listen_error(ports, port, number, reason) from error
     return int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

@@ -25,16 +25,27 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerEnd:
+    """Where an answer ends. max_tokens None: at the engine's own answer length, by itself."""
+
+    max_tokens: int | None
+    stops: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise BadRequestError(f"max_tokens must be positive, got {self.max_tokens}", param="max_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """What one HTTP request asks for: n answers to each prompt, prompts outside, answers inside.
 
-    max_tokens: per answer; None: the engine's own answer length, at which the answer ends by itself.
+    ends: of the answers to each prompt, or a single one for all.
     """
 
     prompts: Sequence[Prompt]
     n: int
-    max_tokens: int | None
-    stops: Sequence[str] = ()
+    ends: Sequence[AnswerEnd]
     dp_rank: int | None = None
     request_id: str | None = None
 
@@ -45,8 +56,12 @@ class Job:
             raise BadRequestError(
                 f"n must be at least 1 and n times the prompts at most {_MAX_SEQUENCES}, got {self.n}", param="n"
             )
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise BadRequestError(f"max_tokens must be positive, got {self.max_tokens}", param="max_tokens")
+        if len(self.ends) not in (1, len(self.prompts)):
+            raise ValueError(f"{len(self.ends)} ends of answers for {len(self.prompts)} prompts")
+
+    def end(self, number: int) -> AnswerEnd:
+        """Of the answers to prompt `number`."""
+        return self.ends[number if len(self.ends) > 1 else 0]
 
 
 class Engine:
@@ -99,7 +114,7 @@ class Engine:
         """
         rank = self._rank(job.dp_rank)
         base = job.request_id or uuid.uuid4().hex
-        answers = [self._answers(job, prompt) for prompt in job.prompts]
+        answers = [self._answers(prompt, job.n, job.end(number)) for number, prompt in enumerate(job.prompts)]
         if job.n > 1:
             for number, prompt in enumerate(job.prompts):
                 await self._warm(rank, f"{base}-shared-{number}", prompt)
@@ -131,30 +146,29 @@ class Engine:
             raise BadRequestError(f"routed_dp_rank={asked} out of range [0, {len(self.ranks)})", param="routed_dp_rank")
         return self.ranks[asked]
 
-    def _answers(self, job: Job, prompt: Prompt) -> Sequence[Answer]:
+    def _answers(self, prompt: Prompt, n: int, end: AnswerEnd) -> Sequence[Answer]:
         given = len(prompt.tokens)
         if given >= self.context_length:
             raise BadRequestError(
                 f"The input ({given} tokens) is longer than the model's context length ({self.context_length} tokens)."
             )
-        length, ends = self._length(job, given)
+        length, ends = self._length(end.max_tokens, given)
         return [
-            self._book.answer(prompt.tokens, length, choice=choice, ends=ends, stops=job.stops)
-            for choice in range(job.n)
+            self._book.answer(prompt.tokens, length, choice=choice, ends=ends, stops=end.stops) for choice in range(n)
         ]
 
-    def _length(self, job: Job, given: int) -> tuple[int, FinishKind]:
+    def _length(self, max_tokens: int | None, given: int) -> tuple[int, FinishKind]:
         room = self.context_length - given
-        if job.max_tokens is None:
+        if max_tokens is None:
             return (self._own_answer_tokens, "stop") if self._own_answer_tokens <= room else (room, "length")
-        if job.max_tokens > room:
+        if max_tokens > room:
             raise BadRequestError(
                 f"Requested token count exceeds the model's maximum context length of {self.context_length} tokens. "
-                f"You requested a total of {given + job.max_tokens} tokens: {given} tokens from the input messages "
-                f"and {job.max_tokens} tokens for the completion. Please reduce the number of tokens in the input "
+                f"You requested a total of {given + max_tokens} tokens: {given} tokens from the input messages "
+                f"and {max_tokens} tokens for the completion. Please reduce the number of tokens in the input "
                 "messages or the completion to fit within the limit."
             )
-        return job.max_tokens, "length"
+        return max_tokens, "length"
 
 
 def _made(tokens: Sequence[int], namespace: Namespace) -> Prompt:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from kvrouting_simulator.bounds import positive
+
 
 class EngineClock(Protocol):
     """What the step loop needs of time. All times are engine ms since the clock's start."""
@@ -23,8 +25,7 @@ class RealClock:
     """Real time, `speed` times as fast: at 10 an engine's second takes a tenth of one."""
 
     def __init__(self, *, speed: float, monotonic_s: Callable[[], float]) -> None:
-        if not speed > 0:
-            raise ValueError(f"speed must be positive, got {speed}")
+        positive("speed", speed)
         self.speed = speed
         self._monotonic_s = monotonic_s
         self._start_s = monotonic_s()

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from kvrouting_simulator.engine_process.engine import Engine, Job
+from kvrouting_simulator.engine_process.engine import AnswerEnd, Engine, Job
 from kvrouting_simulator.engine_process.generation import Prompt
 from kvrouting_simulator.engine_process.http_answers import collected, json_reply
 from kvrouting_simulator.engine_process.http_bodies import BadRequestError
@@ -80,7 +80,8 @@ class AdminHandlers:
     async def _one_token(self, rank: Rank) -> None:
         namespace = self._engine.namespace(model=self._engine.served_model, lora_path=None, cache_salt=None)
         prompt = Prompt(tokens=array("I", [0]), namespace=namespace)
-        _, generations = await self._engine.start(Job(prompts=[prompt], n=1, max_tokens=1, dp_rank=rank.number))
+        job = Job(prompts=[prompt], n=1, ends=[AnswerEnd(max_tokens=1)], dp_rank=rank.number)
+        _, generations = await self._engine.start(job)
         await collected(rank, generations)
 
     async def server_info(self, request: web.Request) -> web.Response:  # noqa: ARG002

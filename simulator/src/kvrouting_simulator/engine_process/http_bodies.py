@@ -42,7 +42,7 @@ class GenerateBody(msgspec.Struct):
 
     text: str | list[str] | None = None
     input_ids: msgspec.Raw = msgspec.Raw()
-    sampling_params: SamplingParams | None = None
+    sampling_params: SamplingParams | list[SamplingParams] | None = None
     stream: bool = False
     rid: str | list[str] | None = None
     routed_dp_rank: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 from aiohttp import web
 
-from kvrouting_simulator.engine_process.engine import Engine, Job
+from kvrouting_simulator.engine_process.engine import AnswerEnd, Engine, Job
 from kvrouting_simulator.engine_process.generation import Generation
 from kvrouting_simulator.engine_process.http_answers import collected, json_reply, pieces, streamed
 from kvrouting_simulator.engine_process.http_bodies import (
@@ -46,7 +46,7 @@ class GenerateHandlers:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Answers to text or token ids, one or a list."""
         body, given, is_list = parse_generate(await request.read())
-        job = await self._job(body, given)
+        job = await self._job(body, given, is_list=is_list)
         rank, generations = await self._engine.start(job)
         several = is_list or job.n > 1
         if body.stream:
@@ -55,8 +55,8 @@ class GenerateHandlers:
         replies = [self._reply(rank, generation) for generation in generations]
         return json_reply(replies if several else replies[0])
 
-    async def _job(self, body: GenerateBody, given: Sequence[object]) -> Job:
-        params = body.sampling_params or SamplingParams()
+    async def _job(self, body: GenerateBody, given: Sequence[object], *, is_list: bool) -> Job:
+        params = _per_prompt(body, prompts=len(given), is_list=is_list)
         namespace = self._engine.namespace(
             model=self._engine.served_model, lora_path=body.lora_path, cache_salt=body.cache_salt
         )
@@ -64,9 +64,8 @@ class GenerateHandlers:
             raise BadRequestError(f"rid has {len(body.rid)} ids for {len(given)} prompts", param="rid")
         return Job(
             prompts=await self._engine.prompts(given, namespace),  # type: ignore[arg-type]
-            n=params.n,
-            max_tokens=None if params.max_new_tokens is None else max(1, params.max_new_tokens),
-            stops=[params.stop] if isinstance(params.stop, str) else params.stop or (),
+            n=params[0].n,
+            ends=[_end(one) for one in params],
             dp_rank=body.data_parallel_rank if body.routed_dp_rank is None else body.routed_dp_rank,
             request_id=body.rid[0] if isinstance(body.rid, list) else body.rid,
         )
@@ -95,3 +94,28 @@ class GenerateHandlers:
             for rank in self._engine.ranks:
                 rank.abort_all("" if body.abort_all else body.rid)
         return web.Response(status=200)
+
+
+def _per_prompt(body: GenerateBody, *, prompts: int, is_list: bool) -> Sequence[SamplingParams]:
+    """One for each prompt, or a single one for all. Raises: BadRequestError for a list that SGLang does not take."""
+    params = body.sampling_params
+    if not isinstance(params, list):
+        return [params or SamplingParams()]
+    if not is_list:
+        raise BadRequestError(
+            "sampling_params is a list, the prompt is not: give a list of prompts", param="sampling_params"
+        )
+    if len(params) != prompts:
+        raise BadRequestError(
+            f"sampling_params has {len(params)} entries for {prompts} prompts", param="sampling_params"
+        )
+    if len({one.n for one in params}) > 1:
+        raise BadRequestError("n must be the same in all sampling_params", param="sampling_params")
+    return params
+
+
+def _end(params: SamplingParams) -> AnswerEnd:
+    return AnswerEnd(
+        max_tokens=None if params.max_new_tokens is None else max(1, params.max_new_tokens),
+        stops=[params.stop] if isinstance(params.stop, str) else params.stop or (),
+    )

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from aiohttp import web
 
-from kvrouting_simulator.engine_process.engine import Engine, Job
+from kvrouting_simulator.engine_process.engine import AnswerEnd, Engine, Job
 from kvrouting_simulator.engine_process.generation import Generation
 from kvrouting_simulator.engine_process.http_answers import collected, json_reply, pieces, streamed
 from kvrouting_simulator.engine_process.http_bodies import (
@@ -60,8 +60,7 @@ class OpenAIHandlers:
         job = Job(
             prompts=await self._engine.prompts(given, namespace),
             n=body.n,
-            max_tokens=body.max_tokens,
-            stops=_stops(body),
+            ends=[AnswerEnd(max_tokens=body.max_tokens, stops=_stops(body))],
             dp_rank=_dp_rank(request, body),
             request_id=body.rid or uuid.uuid4().hex,
         )
@@ -85,8 +84,7 @@ class OpenAIHandlers:
         job = Job(
             prompts=[await self._engine.chat_prompt(whole, len(data), namespace)],
             n=body.n,
-            max_tokens=limit,
-            stops=_stops(body),
+            ends=[AnswerEnd(max_tokens=limit, stops=_stops(body))],
             dp_rank=_dp_rank(request, body),
             request_id=body.rid or uuid.uuid4().hex,
         )

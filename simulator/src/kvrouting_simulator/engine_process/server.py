@@ -18,6 +18,7 @@ import zmq
 from aiohttp import web
 
 from kvrouting_core.service_time import worker_class
+from kvrouting_simulator.bounds import at_least, positive
 from kvrouting_simulator.engine_process.endpoints import BoundRange, PortRange, bind_http, bind_ranks
 from kvrouting_simulator.engine_process.engine import Engine
 from kvrouting_simulator.engine_process.engine_clock import RealClock
@@ -69,10 +70,11 @@ class ServerOptions:
     def __post_init__(self) -> None:
         worker_class(self.worker_class)
         for name in ("dp_size", "context_length", "own_answer_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.speed > 0:
-            raise ValueError(f"speed must be positive, got {self.speed}")
+            at_least(1, name, getattr(self, name))
+        positive("speed", self.speed)
+        at_least(0, "shutdown_s", self.shutdown_s)
+        if not self.served_model.strip():
+            raise ValueError(f"served_model is {self.served_model!r}: give the name under which the model is asked for")
         if self.replay is not None and self.kv_events is None:
             raise ValueError("replay needs KV events: give --kv-events, or leave replay out with --no-replay")
         self._check_overlap()
@@ -107,7 +109,7 @@ class EngineServer:
         self._bound: list[BoundRange] = []
 
     async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT. Raises: PortInUseError; TokenizerNotFoundError; ValueError."""
+        """Serves until SIGTERM or SIGINT. Raises: ListenError; TokenizerNotFoundError; ValueError."""
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, self._options.tokenizer)
             with bind_http(self._options.http) as http:

@@ -16,40 +16,28 @@ from kvrouting_core.routing.registry import POLICY_NAMES
 from kvrouting_core.service_time import WORKER_CLASSES
 from kvrouting_simulator.experiment.scenario_file import ScenarioError, build_scenario, read_values
 from kvrouting_simulator.experiment.simulation import simulate as simulate_scenario
+from kvrouting_simulator.option_types import EXISTING_FILE, FILE, POSITIVE, named_values
 from kvrouting_simulator.report import Report, Run, save_report
 from kvrouting_simulator.report.table import comparison_table, require_answers, trouble_lines
 from kvrouting_simulator.workloads.catalogue import WORKLOAD_NAMES, takes, trace_kind
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
-_POSITIVE = click.FloatRange(min=0, min_open=True)
 _WORKLOAD_OPTIONS = ("order", "requests", "speed")
 _WORKER_OPTIONS = ("worker_class", "capacity_tokens", "eviction", "page_size")
 _SCHEDULER_OPTIONS = ("max_running_requests", "prefill_decode_interval", "mixed_chunk")
 
 
-def _pairs(_context: click.Context, _parameter: click.Parameter, texts: Sequence[str]) -> Mapping[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
-        pairs[name.strip()] = value.strip()
-    return pairs
-
-
 @click.command(context_settings={"show_default": True})
-@click.argument("scenarios", nargs=-1, type=_EXISTING)
+@click.argument("scenarios", nargs=-1, type=EXISTING_FILE)
 @click.option("--workload", type=click.Choice(WORKLOAD_NAMES), help="What is asked.  [default: gsp]")
-@click.option("--trace", type=_EXISTING, help="The trace's file; its kind is seen unless --workload says it.")
+@click.option("--trace", type=EXISTING_FILE, help="The trace's file; its kind is seen unless --workload says it.")
 @click.option("--order", help="Of GSP and long documents: random, round_robin, grouped.")
-@click.option("--rate", type=_POSITIVE, help="Requests/s, Poisson.  [default: 12]")
-@click.option("--cv", type=_POSITIVE, help="Coefficient of variation of the gaps: bursts above 1.")
+@click.option("--rate", type=POSITIVE, help="Requests/s, Poisson.  [default: 12]")
+@click.option("--cv", type=POSITIVE, help="Coefficient of variation of the gaps: bursts above 1.")
 @click.option("--requests", type=click.IntRange(min=1), help="Only the first so many.")
-@click.option("--speed", type=_POSITIVE, help="A trace runs so much faster.")
-@click.option("--set", "settings", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Of the workload.")
+@click.option("--speed", type=POSITIVE, help="A trace runs so much faster.")
+@click.option("--set", "settings", multiple=True, callback=named_values, metavar="NAME=VALUE", help="Of the workload.")
 @click.option("--policy", "policies", type=click.Choice(POLICY_NAMES), multiple=True, help="Repeat to compare.")
-@click.option("--parameter", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Of the policy.")
+@click.option("--parameter", multiple=True, callback=named_values, metavar="NAME=VALUE", help="Of the policy.")
 @click.option("--workers", type=click.IntRange(min=1), help="How many.  [default: 4]")
 @click.option("--worker-class", type=click.Choice(list(WORKER_CLASSES)), help="[default: L40]")
 @click.option("--capacity-tokens", type=click.IntRange(min=1), help="[default: of the worker class]")
@@ -59,9 +47,9 @@ def _pairs(_context: click.Context, _parameter: click.Parameter, texts: Sequence
 @click.option("--prefill-decode-interval", type=click.IntRange(min=0), help="[default: 0]")
 @click.option("--mixed-chunk/--no-mixed-chunk", default=None, help="[default: no]")
 @click.option("--seed", type=click.IntRange(min=0), help="Of order, arrivals, evictions and ties.  [default: 1]")
-@click.option("--goodput-ttft", type=_POSITIVE, help="Target in ms: count requests/s that meet it.")
-@click.option("--out", type=_FILE, help="Save records and figures as JSON.")
-@click.option("--html", type=_FILE, help="Save a page with figures and plots.")
+@click.option("--goodput-ttft", type=POSITIVE, help="Target in ms: count requests/s that meet it.")
+@click.option("--out", type=FILE, help="Save records and figures as JSON.")
+@click.option("--html", type=FILE, help="Save a page with figures and plots.")
 def simulate(
     *,
     scenarios: Sequence[Path],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,8 +12,8 @@ from kvrouting_core.eviction import POLICIES
 from kvrouting_core.routing.events import SchedulerOptions
 from kvrouting_core.routing.policy import AdmissionLimits
 from kvrouting_core.service_time import worker_class
+from kvrouting_simulator.bounds import at_least, one_of, positive
 from kvrouting_simulator.workloads import WorkloadSpec
-from kvrouting_simulator.workloads.spec import at_least, one_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +37,7 @@ class WorkerSpec:
             at_least(self.page_size, "capacity_tokens", self.capacity_tokens)
         one_of(tuple(POLICIES), "eviction", self.eviction)
         at_least(0, "slow_from_ms", self.slow_from_ms)
-        if not self.slow_factor > 0:
-            raise ValueError(f"slow_factor must be positive, got {self.slow_factor}")
+        positive("slow_factor", self.slow_factor)
 
     @property
     def tokens(self) -> int:
@@ -59,7 +59,7 @@ class Failure:
     def __post_init__(self) -> None:
         at_least(0, "failures.worker", self.worker)
         at_least(0, "failures.killed_ms", self.killed_ms)
-        if self.back_ms is not None and self.back_ms <= self.killed_ms:
+        if self.back_ms is not None and not self.killed_ms < self.back_ms < math.inf:
             raise ValueError(f"failures.back_ms {self.back_ms} must be after killed_ms {self.killed_ms}")
 
 
@@ -79,8 +79,7 @@ class Delays:
     def __post_init__(self) -> None:
         at_least(0, "hop_ms", self.hop_ms)
         at_least(0, "index_ms", self.index_ms)
-        if not self.report_interval_ms > 0:
-            raise ValueError(f"report_interval_ms must be positive, got {self.report_interval_ms}")
+        positive("report_interval_ms", self.report_interval_ms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +118,8 @@ class Scenario:
         at_least(0, "seed", self.seed)
         at_least(1, "max_attempts", self.max_attempts)
         at_least(0, "resubmissions", self.resubmissions)
+        if self.goodput_ttft_ms is not None:
+            positive("goodput_ttft_ms", self.goodput_ttft_ms)
         for failure in self.failures:
             if failure.worker >= len(self.workers):
                 raise ValueError(f"failures.worker {failure.worker} is not among the {len(self.workers)} workers")

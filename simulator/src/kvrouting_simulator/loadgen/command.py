@@ -19,6 +19,7 @@ from kvrouting_simulator.loadgen.generator import Limits, LoadGenerator
 from kvrouting_simulator.loadgen.http_sender import FlushFailedError
 from kvrouting_simulator.loadgen.progress import ProgressView, progress_view
 from kvrouting_simulator.loadgen.workload_choice import Traffic, build_client, build_spec, described
+from kvrouting_simulator.option_types import EXISTING_FILE, FILE, POSITIVE, named_values
 from kvrouting_simulator.report import Report, RequestRecord, Run, join_reports, load_report, save_report, summarise
 from kvrouting_simulator.report.document import ReportUnreadableError
 from kvrouting_simulator.report.table import comparison_table, require_answers, trouble_lines
@@ -40,16 +41,6 @@ class Outputs:
     goodput_ttft_ms: float | None
 
 
-def _settings(_context: click.Context, _parameter: click.Parameter, texts: Sequence[str]) -> Mapping[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
-        pairs[name.strip()] = value.strip()
-    return pairs
-
-
 def _headers(_context: click.Context, _parameter: click.Parameter, texts: Sequence[str]) -> Mapping[str, str]:
     pairs = {}
     for text in texts:
@@ -60,30 +51,25 @@ def _headers(_context: click.Context, _parameter: click.Parameter, texts: Sequen
     return pairs
 
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
-
-
 @click.group(invoke_without_command=True)
 @click.option("--url", help="Endpoint, for example http://127.0.0.1:8080.")
 @click.option("--api", type=click.Choice(API_NAMES), default="generate", show_default=True, help="Request shape.")
 @click.option("--workload", type=click.Choice(WORKLOAD_NAMES), help="What is asked.  [default: gsp]")
-@click.option("--trace", type=_EXISTING, help="The trace's file; its kind is seen unless --workload says it.")
+@click.option("--trace", type=EXISTING_FILE, help="The trace's file; its kind is seen unless --workload says it.")
 @click.option(
     "--set",
     "settings",
     multiple=True,
-    callback=_settings,
+    callback=named_values,
     metavar="NAME=VALUE",
     help="A number of the workload, for example groups=64; lists with commas. Repeatable.",
 )
-@click.option("--rate", type=_POSITIVE, help="Requests/s, Poisson.  [default: 12; a trace: its own times]")
-@click.option("--speed", type=_POSITIVE, help="A trace's times run so much faster.")
+@click.option("--rate", type=POSITIVE, help="Requests/s, Poisson.  [default: 12; a trace: its own times]")
+@click.option("--speed", type=POSITIVE, help="A trace's times run so much faster.")
 @click.option("--requests", type=click.IntRange(min=1), help="Send at most so many.")
-@click.option("--duration", type=_POSITIVE, help="Send nothing that is due after so many seconds.")
+@click.option("--duration", type=POSITIVE, help="Send nothing that is due after so many seconds.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of order and arrivals.")
-@click.option("--timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds for one request.")
+@click.option("--timeout", type=POSITIVE, default=600.0, show_default=True, help="Seconds for one request.")
 @click.option("--max-connections", type=click.IntRange(min=1), help="At once; others wait.  [default: no limit]")
 @click.option("--flush", "flush_urls", multiple=True, metavar="URL", help="Engine to flush just before. Repeatable.")
 @click.option("--model", default="default", show_default=True, help="Model name of the OpenAI APIs.")
@@ -92,9 +78,9 @@ _EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     "--header", "headers", multiple=True, callback=_headers, metavar="'NAME: VALUE'", help="Sent along. Repeatable."
 )
 @click.option("--name", default=None, help="Name of the run in reports.  [default: URL and workload]")
-@click.option("--out", type=_FILE, help="Save records and figures as JSON.")
-@click.option("--html", type=_FILE, help="Save a page with figures and plots.")
-@click.option("--goodput-ttft", type=_POSITIVE, help="Target in ms: count requests/s that meet it.")
+@click.option("--out", type=FILE, help="Save records and figures as JSON.")
+@click.option("--html", type=FILE, help="Save a page with figures and plots.")
+@click.option("--goodput-ttft", type=POSITIVE, help="Target in ms: count requests/s that meet it.")
 @click.pass_context
 def bench(context: click.Context, /, **given: Any) -> None:
     """Drive an OpenAI or SGLang endpoint: each request at its time, whatever became of the others.
@@ -218,9 +204,9 @@ def _report(report: Report, outputs: Outputs, console: Console) -> None:
 
 
 @bench.command()
-@click.argument("files", nargs=-1, required=True, type=_EXISTING)
-@click.option("--html", type=_FILE, help="Save the comparison as a page.")
-@click.option("--out", type=_FILE, help="Save the joined runs as JSON.")
+@click.argument("files", nargs=-1, required=True, type=EXISTING_FILE)
+@click.option("--html", type=FILE, help="Save the comparison as a page.")
+@click.option("--out", type=FILE, help="Save the joined runs as JSON.")
 def compare(files: Sequence[Path], html: Path | None, out: Path | None) -> None:
     """Print saved reports side by side; ratios are against the first run of the first FILE."""
     try:

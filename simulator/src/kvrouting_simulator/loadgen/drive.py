@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from kvrouting_simulator.bounds import at_least, positive
 from kvrouting_simulator.loadgen.apis import Api
 from kvrouting_simulator.loadgen.generator import Limits, LoadGenerator
 from kvrouting_simulator.loadgen.http_sender import HttpSender, flush_caches
@@ -38,10 +39,9 @@ class Target:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url {self.url!r} must begin with http:// or https://")
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
-        if self.max_connections is not None and self.max_connections < 1:
-            raise ValueError(f"max_connections must be at least 1, got {self.max_connections}")
+        positive("timeout_s", self.timeout_s)
+        if self.max_connections is not None:
+            at_least(1, "max_connections", self.max_connections)
 
 
 async def drive(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvrouting_core.routing.events import Outcome
+from kvrouting_simulator.bounds import at_least, positive
 from kvrouting_simulator.loadgen.attempt import Attempt, Sender
 from kvrouting_simulator.report import RequestRecord
 from kvrouting_simulator.workloads.work_item import Client, ReadyRequest
@@ -26,10 +27,9 @@ class Limits:
     resubmissions: int = 0
 
     def __post_init__(self) -> None:
-        if self.duration_s is not None and not self.duration_s > 0:
-            raise ValueError(f"duration_s must be positive, got {self.duration_s}")
-        if self.resubmissions < 0:
-            raise ValueError(f"resubmissions must not be negative, got {self.resubmissions}")
+        if self.duration_s is not None:
+            positive("duration_s", self.duration_s)
+        at_least(0, "resubmissions", self.resubmissions)
 
 
 class LoadGenerator:

@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvrouting_simulator.bounds import positive
+
 Times = npt.NDArray[np.float64]
 """Arrivals in ms, ascending, the first at 0."""
 
@@ -27,7 +29,7 @@ class PoissonArrivals:
     rate_per_s: float = 12.0
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate_per_s)
+        positive("rate_per_s", self.rate_per_s)
 
     def times_ms(self, count: int, rng: np.random.Generator) -> Times:
         """The first `count` arrivals."""
@@ -42,9 +44,8 @@ class GammaArrivals:
     cv: float = 3.0
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate_per_s)
-        if not self.cv > 0:
-            raise ValueError(f"cv must be positive, got {self.cv}")
+        positive("rate_per_s", self.rate_per_s)
+        positive("cv", self.cv)
 
     def times_ms(self, count: int, rng: np.random.Generator) -> Times:
         """The first `count` arrivals. Shape 1/cv² and the rate's mean give the gaps this cv."""
@@ -60,8 +61,7 @@ class RecordedArrivals:
     speed: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.speed > 0:
-            raise ValueError(f"speed must be positive, got {self.speed}")
+        positive("speed", self.speed)
 
     def times_ms(self, count: int, rng: np.random.Generator) -> Times:  # noqa: ARG002 - nothing is left to chance
         """The first `count` arrivals. Raises: ValueError if fewer are recorded."""
@@ -69,11 +69,6 @@ class RecordedArrivals:
             raise ValueError(f"{count} arrivals are wanted, the trace has {len(self.recorded_ms)}")
         times = np.asarray(self.recorded_ms[:count], dtype=np.float64)
         return (times - times[0]) / self.speed if count else times
-
-
-def _check_rate(rate_per_s: float) -> None:
-    if not rate_per_s > 0:
-        raise ValueError(f"rate_per_s must be positive, got {rate_per_s}")
 
 
 def _from_gaps(gaps: Times) -> Times:

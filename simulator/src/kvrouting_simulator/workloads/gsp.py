@@ -8,10 +8,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from kvrouting_simulator.bounds import at_least, one_of
 from kvrouting_simulator.workloads import tokens
 from kvrouting_simulator.workloads.arrivals import Arrivals, PoissonArrivals
 from kvrouting_simulator.workloads.client import ScheduledClient
-from kvrouting_simulator.workloads.spec import at_least, one_of
 from kvrouting_simulator.workloads.work_item import Client, WorkItem, Workload
 
 Order = Literal["random", "round_robin", "grouped"]

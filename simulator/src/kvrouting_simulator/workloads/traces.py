@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from kvrouting_simulator.bounds import at_least, positive
 from kvrouting_simulator.workloads import tokens
 from kvrouting_simulator.workloads.arrivals import Arrivals, PoissonArrivals
 from kvrouting_simulator.workloads.client import ScheduledClient
-from kvrouting_simulator.workloads.spec import at_least
 from kvrouting_simulator.workloads.trace_files import (
     TraceCall,
     read_agent_sessions,
@@ -181,5 +181,4 @@ def _check(requests: int | None, block_tokens: int, vocabulary_size: int, speed:
         at_least(1, "requests", requests)
     at_least(1, "block_tokens", block_tokens)
     at_least(1, "vocabulary_size", vocabulary_size)
-    if not speed > 0:
-        raise ValueError(f"speed must be positive, got {speed}")
+    positive("speed", speed)

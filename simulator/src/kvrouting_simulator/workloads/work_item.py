@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvrouting_simulator.bounds import at_least
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkItem:
@@ -34,16 +36,14 @@ class WorkItem:
     think_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.arrival_ms < 0:
-            raise ValueError(f"arrival_ms of {self.request_id} must not be negative, got {self.arrival_ms}")
+        at_least(0, f"arrival_ms of {self.request_id}", self.arrival_ms)
         if not self.tokens:
             raise ValueError(f"tokens of {self.request_id} are empty")
         if self.output_tokens < 1:
             raise ValueError(f"output_tokens of {self.request_id} must be at least 1, got {self.output_tokens}")
         if self.turn < 0:
             raise ValueError(f"turn of {self.request_id} must not be negative, got {self.turn}")
-        if self.think_ms < 0:
-            raise ValueError(f"think_ms of {self.request_id} must not be negative, got {self.think_ms}")
+        at_least(0, f"think_ms of {self.request_id}", self.think_ms)
         if self.continues and self.depends_on is None:
             raise ValueError(f"{self.request_id} continues a conversation but depends on no request")
 
