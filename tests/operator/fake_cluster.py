@@ -13,6 +13,7 @@ from kvrouting_operator.cluster import (
     NotFoundError,
 )
 from kvrouting_operator.pool import Object
+from kvrouting_operator.resources.names import FIELD_MANAGER
 from kvrouting_operator.router_report import PoolReport, RouterAddress
 
 Key = tuple[str, str, str]
@@ -71,7 +72,7 @@ class FakeCluster:
         self.objects[self.key(made)] = made
         return copy.deepcopy(made)
 
-    def apply(self, body: Object, *, force: bool = False) -> Object:
+    def apply(self, body: Object, *, force: bool = False, manager: str = FIELD_MANAGER) -> Object:
         """See Cluster."""
         self._asked("apply", body["kind"])
         held = self.objects.get(self.key(body), {})

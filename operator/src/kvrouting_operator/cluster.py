@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from kvrouting_operator.crd import API_VERSION, KIND, PLURAL
 from kvrouting_operator.pool import Object
+from kvrouting_operator.resources.names import FIELD_MANAGER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +82,8 @@ class Cluster(Protocol):
     def create(self, body: Object) -> Object:
         """Makes a new object. Raises: AlreadyExistsError."""
 
-    def apply(self, body: Object, *, force: bool = False) -> Object:
-        """Server-side apply. Raises: FieldConflictError unless forced."""
+    def apply(self, body: Object, *, force: bool = False, manager: str = FIELD_MANAGER) -> Object:
+        """Server-side apply under the manager's name. Raises: FieldConflictError unless forced."""
 
     def apply_status(self, body: Object) -> Object:
         """Server-side apply of the status, which nobody else writes. Raises: NotFoundError."""

@@ -77,13 +77,13 @@ class KubernetesCluster:
         except FieldConflictError as error:
             raise AlreadyExistsError(str(error)) from error
 
-    def apply(self, body: Object, *, force: bool = False) -> Object:
+    def apply(self, body: Object, *, force: bool = False, manager: str = FIELD_MANAGER) -> Object:
         """See Cluster."""
-        return self._apply(body, "", force=force)
+        return self._apply(body, "", force=force, manager=manager)
 
     def apply_status(self, body: Object) -> Object:
         """See Cluster."""
-        return self._apply(body, "/status", force=True)
+        return self._apply(body, "/status", force=True, manager=FIELD_MANAGER)
 
     def version(self) -> tuple[int, int]:
         """See Cluster."""
@@ -94,13 +94,13 @@ class KubernetesCluster:
         """Ends the connections."""
         self._api.close()  # type: ignore[no-untyped-call]
 
-    def _apply(self, body: Object, subresource: str, *, force: bool) -> Object:
+    def _apply(self, body: Object, subresource: str, *, force: bool, manager: str) -> Object:
         metadata = body["metadata"]
         path = KINDS[body["kind"]].path(metadata.get("namespace"), metadata["name"]) + subresource
         # A bool would be written as `True`, which the API server does not take.
         forced = "true" if force else None
         return self._request(
-            "patch", path, body=body, content_type=_APPLY, field_manager=FIELD_MANAGER, force_conflicts=forced
+            "patch", path, body=body, content_type=_APPLY, field_manager=manager, force_conflicts=forced
         )
 
     def _request(self, method: str, path: str, **options: Any) -> Object:

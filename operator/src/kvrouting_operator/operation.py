@@ -13,7 +13,7 @@ from kvrouting_operator.crd import CRD_NAME, KIND, custom_resource_definition
 from kvrouting_operator.observed import has_condition
 from kvrouting_operator.pool import Object, PoolKey
 from kvrouting_operator.reconcile import Outcome, Reconciler
-from kvrouting_operator.resources.names import POOL_LABEL
+from kvrouting_operator.resources.names import CRD_FIELD_MANAGER, POOL_LABEL
 from kvrouting_operator.settings import OperatorSettings
 from kvrouting_operator.watch_silence import WatchSilence
 from kvrouting_operator.work_queue import WorkQueue
@@ -116,7 +116,7 @@ class Operation:
     def _apply_crd(self) -> None:
         """Only this one object is forced: it is the operator's own, whoever brought an earlier version."""
         try:
-            self._cluster.apply(custom_resource_definition(), force=True)
+            self._cluster.apply(custom_resource_definition(), force=True, manager=CRD_FIELD_MANAGER)
         except RejectedError as error:
             _logger.warning("the CRD cannot be updated", extra={"fields": {"error": str(error)}})
 

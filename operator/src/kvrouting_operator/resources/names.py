@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FIELD_MANAGER = "kvrouting-operator"
+# Of the CRD alone: it comes from Helm and is brought up to date by the operator. Under two names Helm 4 would refuse to
+# install a chart of another version than the operator's ("conflict with ..."), long after the release is gone.
+CRD_FIELD_MANAGER = "helm"
 
 POOL_LABEL = "kvrouting.dev/pool"
 COMPONENT_LABEL = "app.kubernetes.io/component"
