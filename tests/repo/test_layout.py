@@ -46,9 +46,11 @@ def test_every_command_in_the_readme_is_a_verb_of_the_makefile() -> None:
     assert used <= verbs
 
 
-@pytest.mark.parametrize("folder", ["core", "tokenization", "sidecar", "router", "simulator", "cli"])
+@pytest.mark.parametrize(
+    "folder", ["core", "tokenization", "sidecar", "router", "simulator", "cli", "operator", "engine"]
+)
 def test_every_part_is_typed_and_documented(folder: str) -> None:
-    package = ROOT / folder / "src" / f"kvrouting_{folder}"
+    (package,) = (ROOT / folder / "src").glob("kvrouting_*")
     assert (package / "py.typed").is_file()
     undocumented = [str(p) for p in package.rglob("*.py") if '"""' not in p.read_text().split("import", 1)[0]]
     assert undocumented == []
