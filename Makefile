@@ -64,8 +64,9 @@ bench: $(READY) ## every benchmark, each figure as a ratio to a baseline of the 
 protos: $(READY) ## generate the protobuf stubs
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/generate_protos.py
 
-crds: $(READY) ## generate the CRD, the operator's rights and docs/crd.md
+crds: $(READY) ## generate the CRD, the operator's rights and docs/crd.md, and the chart's README and schema
 	@$(BIN)/python tools/generate_crd.py
+	@$(BIN)/python tools/generate_chart.py
 
 images: ## build the images of the product with docker or buildah (IMAGE_TAG, IMAGE_REGISTRY)
 	@tools/build_images $(IMAGE_TAG) $(IMAGE_REGISTRY)
