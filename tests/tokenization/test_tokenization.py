@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,16 @@ def test_text_of_other_tokenizers_is_never_cut(folder: Path, change: dict[str, o
     description = json.loads((folder / "tokenizer.json").read_text())
     assert can_be_cut(description)
     assert not can_be_cut({**description, **change})
+
+
+def test_words_that_were_seen_in_other_texts_are_not_tokenized_again() -> None:
+    asked: list[str] = []
+
+    def encode_batch(texts: Sequence[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return [[len(t)] for t in texts]
+
+    cache = ChunkCache(encode_batch, capacity_characters=4096)
+    assert list(cache.encode("one two, three one")) == [3, 4 + 7, 4]
+    assert list(cache.encode("one three")) == [3, 6]
+    assert asked == ["one", " two, three", " one", " three"]
