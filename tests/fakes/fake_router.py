@@ -64,6 +64,7 @@ class FakeRouter(sync_pb2_grpc.WorkerSyncServicer):
         self.requests_under_way = 0
         self.streams: list[SyncedWorker] = []
         self.refused = 0
+        self.refuses_with: tuple[grpc.StatusCode, str] | None = None
         self._credentials = credentials
 
     async def __aenter__(self) -> FakeRouter:
@@ -130,6 +131,9 @@ class FakeRouter(sync_pb2_grpc.WorkerSyncServicer):
         if self.join_token is not None and metadata.get("authorization") != f"Bearer {self.join_token}":
             self.refused += 1
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong join token")
+        if self.refuses_with is not None:
+            self.refused += 1
+            await context.abort(*self.refuses_with)
         first = await anext(aiter(request_iterator))
         worker = SyncedWorker(first.hello, asyncio.Queue())
         worker.check("hello first", holds=first.WhichOneof("body") == "hello")

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from kvrouting_core.blocks import ChainHasher, Namespace
+from kvrouting_sidecar.engine_http import EngineTimes
 from kvrouting_sidecar.grpc_channel import RouterCredentials
 from kvrouting_sidecar.grpc_conversation import StreamTimes
 from kvrouting_sidecar.rank_follower import FollowerTimes
@@ -71,7 +72,7 @@ def settings_for(engine: FakeEngine, names: Sequence[RouterName], **changes: Any
         "block_size_tokens": BLOCK_SIZE,
         "endpoints": EndpointOverrides(state=engine.state_endpoint if engine.has_state_socket else None),
         "look_up_every_s": 0.05,
-        "health_every_s": 0.1,
+        "engine_times": EngineTimes(healthy_s=0.1, away_s=0.02),
         "drain": DrainSettings(token="drain-token", limit_s=5.0),
         "credentials": RouterCredentials(),
         "stream_times": StreamTimes(flush_s=0.005, farewell_s=2.0),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import grpc
+import pytest
 
+from kvrouting_sidecar.engine_http import EngineTimes
 from kvrouting_sidecar.process import pages_of
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_router import FakeRouter
@@ -88,6 +92,63 @@ async def test_ready_is_gone_while_the_engine_is_away() -> None:
 async def test_an_unproven_eviction_policy_is_said_for_an_engine_without_state_socket() -> None:
     async with FakeEngine(state_socket=False) as engine, _pages(engine, require_eviction="rlt") as get:
         await _comes(get, "/readyz", lambda _, text: "that rlt is at work is not proven" in text)
+
+
+async def test_an_engine_without_events_is_the_reason_and_not_its_state_socket() -> None:
+    async with FakeEngine(events=False) as engine, FakeRouter() as router:
+        async with _pages(engine, router, require_eviction="rlt") as get:
+            text = await _comes(get, "/readyz", lambda _, text: '"engine_known": {"holds": true' in text)
+        check = json.loads(text)["checks"]["eviction_policy_live"]
+        assert "the engine publishes no KV events" in check["reason"]
+        assert "state socket" not in check["reason"]
+
+
+_NO = grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, "wrong join token"),
+        (_NO, "this router serves pool 'b', not 'a'"),
+        (_NO, "hash key 1 is not the pool's 2"),
+        (grpc.StatusCode.ABORTED, "superseded by another stream"),
+    ],
+)
+async def test_a_worker_that_every_router_refuses_is_not_ready_and_says_why(code: grpc.StatusCode, reason: str) -> None:
+    async with FakeEngine() as engine, FakeRouter() as one, FakeRouter() as other:
+        one.refuses_with = other.refuses_with = (code, reason)
+        async with _pages(engine, one, other) as get:
+            text = await _comes(get, "/readyz", lambda status, text: status == 503 and text.count(reason) >= 2)
+            check = json.loads(text)["checks"]["not_refused"]
+            assert check["required"]
+            assert check["reason"].count(f"{code.name}: {reason}") == 2
+            one.refuses_with = None
+            await _comes(get, "/readyz", lambda status, _: status == 200)
+
+
+async def test_routers_that_are_not_there_refuse_nobody() -> None:
+    async with FakeEngine() as engine, FakeRouter() as away, FakeRouter() as refusing:
+        await away.stop()
+        refusing.refuses_with = (_NO, "another pool")
+        async with _pages(engine, away, refusing) as get:
+            await eventually(lambda: refusing.refused)
+            await _comes(get, "/readyz", lambda status, text: status == 200 and "UNAVAILABLE" in text)
+
+
+async def test_the_return_of_an_engine_is_noticed_long_before_the_next_look_at_a_healthy_one() -> None:
+    engine = FakeEngine()
+    await engine.start()
+    await engine.stop()
+    times = EngineTimes(healthy_s=100_000.0, away_s=0.02)
+    async with FakeRouter() as router, _pages(engine, router, engine_times=times) as get:
+        await _comes(get, "/readyz", lambda _, text: "has not described itself yet" in text)
+        engine.healthy = False
+        await engine.start()
+        await _comes(get, "/readyz", lambda _, text: '"engine_known": {"holds": true' in text)
+        engine.healthy = True
+        await _comes(get, "/readyz", lambda status, _: status == 200)
+    await engine.stop()
 
 
 async def test_metrics_tell_of_mirror_routers_and_queue() -> None:

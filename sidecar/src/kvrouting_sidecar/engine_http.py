@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from dataclasses import dataclass
 
 import aiohttp
 
@@ -15,12 +17,29 @@ _DESCRIBE_LIMIT = aiohttp.ClientTimeout(total=5)
 _HEALTH_LIMIT = aiohttp.ClientTimeout(total=5)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineTimes:
+    """Seconds between two questions. healthy_s: while all is well. away_s: while the engine is not there or not well:
+    each second until its return is noticed is one in which it serves nobody.
+    """
+
+    healthy_s: float = 2.0
+    away_s: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.away_s <= self.healthy_s < math.inf:
+            raise ValueError(
+                f"pauses of {self.away_s} s and {self.healthy_s} s: the first must be above 0 and no longer"
+            )
+
+
 class EngineHttp:
     """Asks one engine; every question has a limit and no failure is an exception."""
 
-    def __init__(self, client: aiohttp.ClientSession, *, url: str) -> None:
+    def __init__(self, client: aiohttp.ClientSession, *, url: str, times: EngineTimes) -> None:
         self._client = client
         self._url = url.rstrip("/")
+        self._times = times
         self._last_failure = ""
         self.healthy = False
         self.latest: EngineInfo | None = None
@@ -39,14 +58,19 @@ class EngineHttp:
         self._last_failure = ""
         return self.latest
 
-    async def watch_health(self, *, every_s: float) -> None:
+    @property
+    def pause_s(self) -> float:
+        """Until the engine is asked again."""
+        return self._times.healthy_s if self.healthy else self._times.away_s
+
+    async def watch_health(self) -> None:
         """Ask `GET /health` until cancelled."""
         while True:
             healthy = await self._is_healthy()
             if healthy != self.healthy:
                 _log.info("engine health changed", extra={"healthy": healthy})
             self.healthy = healthy
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(self.pause_s)
 
     async def _is_healthy(self) -> bool:
         try:

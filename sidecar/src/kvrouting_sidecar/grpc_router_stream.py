@@ -28,6 +28,16 @@ from kvrouting_sidecar.session import SessionError
 _log = logging.getLogger(__name__)
 
 _EPOCH_POLL_S = 0.1
+# A router's own no: wrong token, a Hello that does not fit the pool, another stream in this one's place.
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.ABORTED,
+    }
+)
 
 _Call = grpc.aio.StreamStreamCall[Any, Any]
 
@@ -63,6 +73,7 @@ class RouterStream:
         self._sent_snapshots = 0
         self._connects = 0
         self._last_error = ""
+        self._refusal = ""
 
     def sight(self) -> StreamSight:
         """As of now."""
@@ -79,6 +90,7 @@ class RouterStream:
             sent_snapshots=self._sent_snapshots + (talk.sent_snapshots if talk else 0),
             connects=self._connects,
             last_error=self._last_error,
+            refusal=self._refusal,
         )
 
     def announce_drain(self, number: int, reason: str) -> None:
@@ -155,9 +167,12 @@ class RouterStream:
         except EpochOverError:
             return True
         except grpc.aio.AioRpcError as error:
-            self._note_error(f"{error.code().name}: {error.details()}")
+            self._note_status(error.code(), error.details())
         except (asyncio.InvalidStateError, grpc.aio.UsageError, StreamClosedError) as error:
-            self._note_error(await _status_of(call) or str(error))
+            if call.done():
+                self._note_status(await call.code(), await call.details())
+            else:
+                self._note_error(str(error))
         except SessionError as error:
             self._note_error(str(error))
         except TimeoutError:
@@ -166,7 +181,7 @@ class RouterStream:
 
     def _welcomed(self) -> None:
         self._connects += 1
-        self._last_error = ""
+        self._last_error = self._refusal = ""
         self._backoff.reset()
         _log.info("router connected", extra={"router": self._address.label, "rank": self._number})
 
@@ -174,13 +189,17 @@ class RouterStream:
     def _number(self) -> int:
         return self._rank.facts.identity.dp_rank
 
-    def _note_error(self, text: str) -> None:
+    def _note_status(self, code: grpc.StatusCode, details: str | None) -> None:
+        self._note_error(f"{code.name}: {details}", is_refusal=code in _REFUSALS)
+
+    def _note_error(self, text: str, *, is_refusal: bool = False) -> None:
         if text != self._last_error:
             _log.warning(
                 "the stream to a router ended",
                 extra={"router": self._address.label, "rank": self._number, "error": text},
             )
         self._last_error = text
+        self._refusal = text if is_refusal else ""
 
     def _close(self, talk: Conversation) -> None:
         self._sent_messages += talk.sent_messages
@@ -189,11 +208,3 @@ class RouterStream:
         if talk.session is not None:
             self._lost_s = self._clock_s()
             self._standing_changed()
-
-
-async def _status_of(call: _Call) -> str:
-    """Code and details of a call that is over; empty if it is not."""
-    if not call.done():
-        return ""
-    code = await call.code()
-    return f"{code.name}: {await call.details()}"

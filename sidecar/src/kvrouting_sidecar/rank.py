@@ -13,6 +13,8 @@ from kvrouting_sidecar.rank_follower import RankFollower
 from kvrouting_sidecar.rank_mirror import MirrorListener, RankMirror, Source
 from kvrouting_sidecar.wire_events import LoadStat, UndecodableError, decode_load
 
+_NO_EVENTS = "the engine publishes no KV events (start it with --kv-events-config)"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFacts:
@@ -124,7 +126,7 @@ class Rank:
     def why_events_do_not_flow(self) -> str:
         """Empty if they do: subscribed, and the stream's position is known."""
         if self.follower is None or self.published is None:
-            return "the engine publishes no KV events (start it with --kv-events-config)"
+            return _NO_EVENTS
         if not self.published.connected:
             return f"not connected to the engine's events at {self.published.events_endpoint}"
         if self.mirror.epoch is None:
@@ -138,7 +140,9 @@ class Rank:
 
     def why_eviction_is_not_proven(self, required: str) -> str:
         """Empty if the engine itself reports the required policy at work."""
-        state = self.follower.latest_state if self.follower else None
+        if self.follower is None:
+            return f"{_NO_EVENTS}; without them the sidecar cannot follow it and prove that {required} is at work"
+        state = self.follower.latest_state
         if state is None:
             return f"{self.mirror.state_trouble}, so that {required} is at work is not proven"
         if state.eviction.policy != required:

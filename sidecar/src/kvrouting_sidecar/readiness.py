@@ -32,7 +32,9 @@ def readiness(
     require_eviction: str | None,
     draining: bool,
 ) -> list[Check]:
-    """All conditions. A router is none of them: workers and routers may start in any order."""
+    """All conditions. That a router is there is none of them: workers and routers may start in any order. But a worker
+    that every router there is has refused will never get a request, and must not be taken for ready.
+    """
     unknown = "" if engine_known else f"the engine at {engine_url} has not described itself yet"
     health = "" if engine_healthy else f"{engine_url}/health does not answer 200"
     checks = [
@@ -45,6 +47,7 @@ def readiness(
         required = require_eviction
         reason = _of_ranks(ranks, lambda rank: rank.why_eviction_is_not_proven(required))
         checks.append(Check(name="eviction_policy_live", reason=unknown or reason))
+    checks.append(Check(name="not_refused", reason=_refused_by_all(streams)))
     checks.append(Check(name="router_connected", reason=_no_router(streams), required=False))
     checks.append(Check(name="not_draining", reason="the worker drains" if draining else "", required=False))
     return checks
@@ -55,6 +58,20 @@ def _of_ranks(ranks: Sequence[Rank], why_not: Callable[[Rank], str]) -> str:
     if len(ranks) == 1:
         return found[0][1]
     return "; ".join(f"rank {number}: {reason}" for number, reason in found if reason)
+
+
+def _refused_by_all(streams: Sequence[StreamSight]) -> str:
+    """Empty unless some rank is refused by every router."""
+    ranks = dict.fromkeys(stream.rank for stream in streams)
+    refused = [
+        stream
+        for rank in ranks
+        if all(stream.refusal for stream in streams if stream.rank == rank)
+        for stream in streams
+        if stream.rank == rank
+    ]
+    reasons = dict.fromkeys(f"{stream.router}: {stream.refusal}" for stream in refused)
+    return f"every router refuses this worker ({'; '.join(reasons)})" if reasons else ""
 
 
 def _no_router(streams: Sequence[StreamSight]) -> str:

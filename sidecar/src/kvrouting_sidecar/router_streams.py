@@ -16,7 +16,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSight:
-    """One stream, for metrics and pages."""
+    """One stream, for metrics and pages.
+
+    last_error: why it ended last; empty while the router welcomes it. refusal: the same, where the router itself said
+    no to this worker (token, pool, hash key, superseded ...); empty if it did not.
+    """
 
     router: str
     rank: int
@@ -28,6 +32,7 @@ class StreamSight:
     sent_snapshots: int
     connects: int
     last_error: str
+    refusal: str
 
 
 class Stream(Protocol):

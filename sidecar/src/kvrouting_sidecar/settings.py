@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from kvrouting_core.blocks import routing_block_size
 from kvrouting_core.identity import WorkerIdentity
+from kvrouting_sidecar.engine_http import EngineTimes
 from kvrouting_sidecar.grpc_channel import RouterCredentials
 from kvrouting_sidecar.grpc_conversation import StreamTimes
 from kvrouting_sidecar.rank_follower import FollowerTimes
@@ -32,8 +33,8 @@ class DrainSettings:
             raise ValueError(f"{self.header!r} cannot be the name of a header: use letters, digits and dashes")
         if self.token == "":
             raise ValueError("the drain token is empty: leave it out, or give one")
-        if not self.limit_s > 0:
-            raise ValueError(f"drain limit {self.limit_s} s must be above 0")
+        if not 0 < self.limit_s < math.inf:
+            raise ValueError(f"drain limit {self.limit_s} s must be above 0 and finite")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +71,7 @@ class Settings:
     endpoints: EndpointOverrides = field(default_factory=EndpointOverrides)
     queue_bytes: int = 256 << 20
     look_up_every_s: float = 5.0
-    health_every_s: float = 2.0
+    engine_times: EngineTimes = field(default_factory=EngineTimes)
     drain: DrainSettings = field(default_factory=DrainSettings)
     credentials: RouterCredentials = field(default_factory=RouterCredentials)
     stream_times: StreamTimes = field(default_factory=StreamTimes)

@@ -77,7 +77,7 @@ class Sidecar:
         """Serve one engine until `stop`."""
         with zmq.asyncio.Context() as sockets:
             async with aiohttp.ClientSession() as client:
-                self.engine = EngineHttp(client, url=self.settings.engine_url)
+                self.engine = EngineHttp(client, url=self.settings.engine_url, times=self.settings.engine_times)
                 try:
                     await self._until_stopped(self.engine, sockets)
                 finally:
@@ -94,7 +94,7 @@ class Sidecar:
 
     async def _serve(self, engine: EngineHttp, sockets: zmq.asyncio.Context) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(engine.watch_health(every_s=self.settings.health_every_s), name="health")
+            tasks.create_task(engine.watch_health(), name="health")
             info = await self._found(engine)
             self.ranks = [self._build_rank(info, number, engine, sockets) for number in range(info.dp_size)]
             for rank in self.ranks:
@@ -114,13 +114,12 @@ class Sidecar:
 
     async def _found(self, engine: EngineHttp) -> EngineInfo:
         """The engine's description, asked for until it is there."""
-        backoff = self._backoff()
         while True:
             info = await engine.describe()
             if info is not None:
                 _log.info("engine found", extra={"model": info.model, "ranks": info.dp_size, "version": info.version})
                 return info
-            await asyncio.sleep(backoff.next_s())
+            await asyncio.sleep(self.settings.engine_times.away_s)
 
     async def _follow_restarts(self, rank: Rank, engine: EngineHttp) -> None:
         """Of an engine without events: its description is all that tells a restart."""
@@ -131,7 +130,7 @@ class Sidecar:
                 known = info.start_fingerprint
                 speaker = Speaker(epoch=None, fingerprint=known)
                 rank.mirror.identified(speaker, fallback_epoch=known or self._new_epoch_name())
-            await asyncio.sleep(self.settings.health_every_s)
+            await asyncio.sleep(engine.pause_s)
 
     def _build_rank(self, info: EngineInfo, number: int, engine: EngineHttp, sockets: zmq.asyncio.Context) -> Rank:
         settings, listeners = self.settings, Listeners()
