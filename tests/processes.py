@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +49,19 @@ class Generated:
         decision = self.decision
         found: Mapping[str, Any] = next(c for c in decision["candidates"] if c["worker"] == decision["worker"])
         return found
+
+
+async def command(*arguments: str) -> asyncio.subprocess.Process:
+    """`kvrouting ARGUMENTS` in a terminal of 120 characters; stdout holds all that it says."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "kvrouting_cli",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "COLUMNS": "120"},
+    )
 
 
 class LocalPool(Cluster):

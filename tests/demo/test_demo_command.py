@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 from pathlib import Path
 
 import psutil
@@ -17,21 +15,11 @@ from kvrouting_simulator.demo.scenario import HALF_CAPACITY_TOKENS, HALF_GSP, De
 from kvrouting_simulator.demo.virtual_run import middle, simulated, virtual_scenario
 from kvrouting_simulator.report import PoolMark, Report, load_report
 from tests.fakes.request_records import random_records, record, run
+from tests.processes import command
 
 
 async def demo_process(out: Path, *arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "kvrouting_cli",
-        "demo",
-        "--out",
-        str(out),
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "COLUMNS": "120"},
-    )
+    return await command("demo", "--out", str(out), *arguments)
 
 
 async def requests_are_served(out: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from kvrouting_simulator.workloads.multi_turn import MultiTurn
 from kvrouting_simulator.workloads.traces import AgentSessions, AzureTrace, MooncakeTrace
 from tests.fakes.endpoint import Script, generate_events, serving
 from tests.fakes.request_records import random_records, record, run
+from tests.processes import command
 
 FLOATS = ("--rate", "--speed", "--duration", "--timeout", "--goodput-ttft")
 SMALL = ("--set", "groups=2", "--set", "prompts_per_group=3", "--set", "lengths_tokens=8,16")
@@ -42,16 +41,7 @@ def answer(path: str, body: Mapping[str, object]) -> Script:
 
 
 async def bench_process(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "kvrouting_cli",
-        "bench",
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "COLUMNS": "120"},
-    )
+    return await command("bench", *arguments)
 
 
 @pytest.mark.processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,35 @@ def test_agreement_is_relative_to_what_was_expected() -> None:
     found = {d.label: d.percent for d in differences(measured, expected)}
     assert found["latency P95"] == pytest.approx(10)
     assert agreement_table(Report(title="t", runs=(measured, expected))) is None
+
+
+def test_three_runs_and_two_agreements_fit_into_a_terminal_of_80_characters() -> None:
+    console = Console(width=80, force_terminal=False)
+    names = ("cache_aware + lru", "lbgr + rlt", "cache_aware 0.4 + lru (virtual)")
+    # Latencies of five digits and a run in which requests were cut and sent again: the widest there is.
+    slow = [
+        replace(r, end_ms=r.end_ms + 20_000, output_tokens=100, resubmissions=1)
+        for r in random_records(1)
+        if r.completed
+    ]
+    runs = [run(name, slow, goodput_ttft_ms=500) for name in names]
+    virtual = [run(f"{name} (virtual)", slow, goodput_ttft_ms=500) for name in names[:2]]
+    pairs = tuple((name, f"{name} (virtual)") for name in names[:2])
+    report = Report(title="demo", runs=(*runs, *virtual), pairs=pairs)
+    agreement = agreement_table(report)
+    assert agreement is not None
+    for table, labels in (
+        (comparison_table(report), [row.label for row in comparison_rows(report.compared)]),
+        (agreement, [d.label for d in differences(runs[0], virtual[0])]),
+    ):
+        with console.capture() as captured:
+            console.print(table)
+        lines = captured.get().splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        first = next(number for number, line in enumerate(lines) if "hit rate" in line)
+        for label, line in zip(labels, lines[first:], strict=False):
+            assert label in line
+        assert "…" not in captured.get()
 
 
 def test_the_terminal_shows_runs_ratios_and_troubles() -> None:

@@ -73,6 +73,7 @@ class SimulatedWorker:
             worker=self.worker,
             worker_class=self.spec.worker_class,
             capacity_tokens=self.spec.tokens,
+            page_size_tokens=self.spec.page_size,
             scheduler=self.spec.scheduler,
         )
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
+from rich import box
 from rich.table import Table
 
 from kvrouting_simulator.report.document import Report
 from kvrouting_simulator.report.rows import Difference, comparison_rows, differences
 
+_SHORT_UNITS = {"requests/s": "req/s"}
+
 
 def comparison_table(report: Report) -> Table:
     """One line a figure, one column a run, and how many times better each later run is than the first."""
     first, *later = report.compared
-    table = Table(
-        title=report.title, caption=f"x: times better than {first.name}" if later else None, caption_justify="left"
-    )
-    table.add_column("")
-    table.add_column(first.name, justify="right")
-    for run in later:
-        table.add_column(run.name, justify="right")
+    table = _table(report.title, caption=f"x: times better than {first.name}" if later else None)
+    rows = comparison_rows(report.compared)
+    _add_run_column(table, first.name, [row.text(0) for row in rows])
+    for index, run in enumerate(later, 1):
+        _add_run_column(table, run.name, [row.text(index) for row in rows])
         table.add_column("x", justify="right", style="bold")
-    for row in comparison_rows(report.compared):
-        cells = [f"{row.label} [dim]{row.unit}[/dim]", row.text(0)]
+    for row in rows:
+        cells = [f"{row.label} [dim]{_SHORT_UNITS.get(row.unit, row.unit)}[/dim]", row.text(0)]
         for index in range(1, len(later) + 1):
             ratio = row.ratio(index)
             cells += [row.text(index), "" if ratio is None else f"{ratio:.2f}"]
@@ -29,20 +32,34 @@ def comparison_table(report: Report) -> Table:
     return table
 
 
+def _table(title: str, *, caption: str | None) -> Table:
+    """Without lines between columns: three runs fit into 80 characters."""
+    table = Table(
+        title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+    )
+    table.add_column("")
+    return table
+
+
+def _add_run_column(table: Table, name: str, values: Sequence[str]) -> None:
+    """As narrow as its values and the longest word of its heading allow."""
+    table.add_column(name, justify="right", max_width=max(map(len, (*name.split(), *values))))
+
+
 def agreement_table(report: Report) -> Table | None:
     """Each pair of runs that ought to agree, and how far apart they are; None if the report has no pairs."""
     if not report.pairs:
         return None
-    table = Table(title="Agreement", caption="%: of the left against the right", caption_justify="left")
-    table.add_column("")
-    for measured, expected in report.pairs:
+    table = _table("Agreement", caption="%: of the left against the right")
+    found = [{d.label: d for d in differences(report.run(m), report.run(e))} for m, e in report.pairs]
+    labels = tuple(dict.fromkeys(label for column in found for label in column))
+    cells = [[_difference_cells(column.get(label)) for label in labels] for column in found]
+    for (measured, expected), rows in zip(report.pairs, cells, strict=True):
         beside = expected.removeprefix(measured).strip(" ()") or expected
-        for heading in (measured, beside, "%"):
-            table.add_column(heading, justify="right")
-    columns = [{d.label: d for d in differences(report.run(m), report.run(e))} for m, e in report.pairs]
-    for label in dict.fromkeys(label for column in columns for label in column):
-        found = [column.get(label) for column in columns]
-        table.add_row(label, *(cell for d in found for cell in _difference_cells(d)))
+        for position, heading in enumerate((measured, beside, "%")):
+            _add_run_column(table, heading, [row[position] for row in rows])
+    for number, label in enumerate(labels):
+        table.add_row(label, *(cell for rows in cells for cell in rows[number]))
     return table
 
 
