@@ -165,8 +165,8 @@ def test_namespaces_of_forms() -> None:
         ({"model": "a/b:c"}, Namespace(model="a/b", lora_adapter="c")),
         ({"model": "a/b", "lora_path": "x"}, Namespace(model="a/b", lora_adapter="x")),
         ({"model": "default", "cache_salt": "s"}, Namespace(model="a/b", cache_salt="s")),
-        ({"cache_salt": "s", "extra_key": "k"}, Namespace(model="a/b", cache_salt="sk")),
-        ({"extra_key": ["k", "l"], "lora_path": [None, "x"]}, Namespace(model="a/b", cache_salt="k")),
+        ({"cache_salt": "s", "extra_key": "k"}, Namespace(model="a/b\0k", cache_salt="s")),
+        ({"extra_key": ["k", "l"], "lora_path": [None, "x"]}, Namespace(model="a/b\0k")),
         ({"cache_salt": "", "lora_path": ""}, Namespace(model="a/b")),
     ]
     for body, namespace in cases:

@@ -63,7 +63,7 @@ async def test_a_whole_match_still_leaves_one_token_to_compute() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"lora_path": "ad"}, {"cache_salt": "s"}, {"extra_key": "k"}, {"model": "m:ad"}],
+    [{"lora_path": "ad"}, {"cache_salt": "s"}, {"model": "m:ad"}],
 )
 async def test_nothing_is_credited_across_adapters_and_salts(fields: dict[str, str]) -> None:
     tokens = list(range(80))
@@ -74,12 +74,37 @@ async def test_nothing_is_credited_across_adapters_and_salts(fields: dict[str, s
         _, _, headers = await router.post("/v1/completions", {"model": "m", "prompt": tokens} | fields)
         assert chosen(decision_of(headers))["matched_tokens"] == 0
         namespace = {"lora_adapter": "ad"} if "lora_path" in fields or "model" in fields else {}
-        salt = fields.get("cache_salt") or fields.get("extra_key")
+        salt = fields.get("cache_salt")
         namespace |= {"cache_salt": salt} if salt else {}
         await sidecar.delta(extended=[(0, blocks_of(tokens, **namespace))])
         await sidecar.acks(3)
         _, _, headers = await router.post("/v1/completions", {"model": "m", "prompt": tokens} | fields)
         assert chosen(decision_of(headers))["matched_tokens"] == 79
+
+
+async def test_a_request_with_an_extra_key_is_credited_nothing_that_events_tell_of() -> None:
+    tokens = list(range(80))
+    async with running_engine() as engine, running_router(config(policy="lbgr")) as router:
+        sidecar = await router.sidecar(engine)
+        for namespace in ({}, {"cache_salt": "k"}):
+            await sidecar.delta(extended=[(0, blocks_of(tokens, **namespace))])
+        await sidecar.acks(3)
+        _, _, headers = await router.post("/v1/completions", {"model": "m", "prompt": tokens, "extra_key": "k"})
+        assert chosen(decision_of(headers))["matched_tokens"] == 0
+
+
+@pytest.mark.parametrize(("page", "reusable"), [(1, 159), (16, 144), (48, 144), (64, 128)])
+@pytest.mark.parametrize("policy", ["lbgr", "lbgr-paper", "cache_aware", "round_robin"])
+async def test_only_whole_pages_of_the_engine_are_credited(policy: str, page: int, reusable: int) -> None:
+    tokens = list(range(160))
+    async with running_engine() as engine, running_router(config(policy=policy)) as router:
+        sidecar = await router.sidecar(engine, page_size_tokens=page)
+        await sidecar.delta(extended=[(0, blocks_of(tokens))])
+        await sidecar.acks(2)
+        _, _, headers = await router.post("/v1/completions", {"model": "m", "prompt": tokens})
+        looks_at_caches = policy != "round_robin"
+        assert chosen(decision_of(headers))["matched_tokens"] == (reusable if looks_at_caches else 0)
+        assert (await router.workers())["workers"][0]["matched_tokens"] == reusable
 
 
 async def test_random_deltas_leave_exactly_the_workers_view() -> None:

@@ -243,9 +243,11 @@ class Pool:
         return self.index.holds(worker, block)
 
     def matched_tokens(self, worker: WorkerId, request: RoutingRequest) -> int:
-        """Prompt tokens that the worker holds by the views; one is always left to compute."""
+        """Prompt tokens that the worker can reuse by the views: whole pages, and one token is left to compute."""
         blocks = self._cache.match(request.blocks).get(worker, 0)
-        return min(blocks * self._block_size_tokens, request.prompt_tokens - 1)
+        tokens = min(blocks * self._block_size_tokens, request.prompt_tokens - 1)
+        known = self.registry.get(worker)
+        return tokens - tokens % max(1, known.facts.page_size_tokens) if known else tokens
 
     def account(self, reservation: Reservation, *, reported_cached_tokens: int | None, single: bool) -> None:
         """Keeps the sums that the pages show, and whether prediction and report agree."""

@@ -96,7 +96,7 @@ def parse_form(api: Api, body: Mapping[str, object], *, model: str) -> Generatio
     n = _count(parameters, "n", least=1) or 1
     return GenerationForm(
         api=api,
-        namespace=Namespace(model=model, lora_adapter=adapter, cache_salt=_salt(body)),
+        namespace=_namespace(body, model, adapter),
         stream=_flag(body, "stream"),
         prompt=prompts[0],
         further=tuple(prompts[1:]),
@@ -116,9 +116,15 @@ def _adapter_in_model(value: object, model: str) -> str | None:
     raise UnknownModelError(f"the model {value!r} does not exist; this pool serves {model!r}")
 
 
-def _salt(body: Mapping[str, object]) -> str | None:
-    """What separates equal prompts: SGLang joins both fields."""
-    return "".join(filter(None, (_first_text(body, "cache_salt"), _first_text(body, "extra_key")))) or None
+def _namespace(body: Mapping[str, object], model: str, adapter: str | None) -> Namespace:
+    """What separates equal prompts.
+
+    An engine's events do not tell what was stored under an `extra_key`, so such a request must match nothing that
+    they tell of: it gets a namespace of a model that no engine can serve.
+    """
+    extra_key = _first_text(body, "extra_key")
+    apart = model if extra_key is None else f"{model}\0{extra_key}"
+    return Namespace(model=apart, lora_adapter=adapter, cache_salt=_first_text(body, "cache_salt"))
 
 
 def _first_text(body: Mapping[str, object], name: str) -> str | None:

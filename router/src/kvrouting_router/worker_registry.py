@@ -66,6 +66,7 @@ class WorkerFacts:
             worker=self.worker,
             worker_class=self.worker_class,
             capacity_tokens=self.capacity_tokens,
+            page_size_tokens=max(1, self.page_size_tokens),
             scheduler=self.scheduler,
         )
 

@@ -110,9 +110,10 @@ class CacheAware:
         return Choice(chosen, reason_for(candidates, reason), candidates, prefix)
 
     def _judged(self, request: RoutingRequest, worker: Worker, held: int) -> Candidate:
-        size, most = self._block_size, request.prompt_tokens - 1
+        size, prompt = self._block_size, request.prompt_tokens
         depth = worker.credit.depth(request.blocks, held)
-        return _candidate(request, worker, matched=min(held * size, most), credited=min(depth * size, most))
+        matched = worker.reusable_tokens(held * size, prompt)
+        return _candidate(request, worker, matched=matched, credited=worker.reusable_tokens(depth * size, prompt))
 
     def _reason(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Reason:
         p = self._parameters

@@ -111,6 +111,9 @@ class LearnedEstimator:
             known = cached = held * size if held * size < prompt else prompt - 1
             if held < length and blocks[held] in worker.credit.counts:
                 cached = min(worker.credit.depth(blocks, held) * size, prompt - 1)
+            page = worker.profile.page_size_tokens
+            if page > 1:  # as `reusable_tokens`
+                known, cached = known - known % page, cached - cached % page
             new, a, b = prompt - cached, station.a, station.b
             prefill_ms = station.speed * (new * (a + b * (cached + new / 2)) + further * (a + b * prompt / 2))
             service_ms = prefill_ms + steps * station.step_ms

@@ -65,9 +65,12 @@ class WorkerProfile:
     worker: WorkerId
     worker_class: str  # a key of service_time.WORKER_CLASSES; an unknown one gets the pool's default prior
     capacity_tokens: int
+    page_size_tokens: int = 1  # an engine reuses whole pages of a prefix
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
 
     def __post_init__(self) -> None:
+        if self.page_size_tokens < 1:
+            raise ValueError(f"page_size_tokens of {self.worker} must be at least 1, got {self.page_size_tokens}")
         if self.capacity_tokens < 1:
             raise ValueError(f"capacity_tokens of {self.worker} must be at least 1, got {self.capacity_tokens}")
 

@@ -66,8 +66,8 @@ class PaperLbgr:
         return Choice(chosen, reason_for(candidates, Reason.LOWEST_COST), candidates, prefix)
 
     def _predicted(self, request: RoutingRequest, worker: Worker, held: int, now_ms: float) -> Candidate:
-        known, most = self._workers[worker.id], request.prompt_tokens - 1
-        cached = min(worker.credit.depth(request.blocks, held) * self._block_size, most)
+        known, prompt = self._workers[worker.id], request.prompt_tokens
+        cached = worker.reusable_tokens(worker.credit.depth(request.blocks, held) * self._block_size, prompt)
         uncached = request.prompt_tokens - cached + request.further_prompt_tokens
         answer_ms = request.sequences * self._output.expected(request) * known.times.decode_ms(1, 0)
         service_ms = (
@@ -78,7 +78,7 @@ class PaperLbgr:
         prediction_ms = service_ms + queue_ms + residual_ms
         return Candidate(
             worker=worker.id,
-            matched_tokens=min(held * self._block_size, most),
+            matched_tokens=worker.reusable_tokens(held * self._block_size, prompt),
             credited_tokens=cached,
             uncached_tokens=uncached,
             in_flight=worker.in_flight,

@@ -26,6 +26,11 @@ class Worker:
         self.epoch = 0  # rises when its load and cache are void
         self.credit = InFlightPrefixes()
 
+    def reusable_tokens(self, cached_tokens: int, prompt_tokens: int) -> int:
+        """How much of a cached prefix its engine can take over: whole pages, and one token is left to compute."""
+        tokens = min(cached_tokens, prompt_tokens - 1)
+        return tokens - tokens % self.profile.page_size_tokens
+
     def void(self) -> None:
         """What was dispatched to it until now neither loads it any more nor leaves anything in its cache."""
         self.epoch += 1
