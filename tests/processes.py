@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import msgspec
-import zmq
-import zmq.asyncio
 
 from kvrouting_simulator.demo.cluster import Cluster
 from kvrouting_simulator.demo.pool_plan import worker_id
+from tests.engine_sockets import ask_state
 
 _PATIENCE_S = 30.0
 _POLL_S = 0.05
@@ -24,7 +22,10 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generated:
-    """One answer of `/generate`. decision: what the router's header says; None without a header."""
+    """One answer of `/generate`. decision: what the router's header says; None without a header.
+
+    events: of the stream, or the only body of an answer that was no stream. ended_properly: a stream with its end mark.
+    """
 
     status: int
     events: Sequence[Mapping[str, Any]]
@@ -72,13 +73,19 @@ class LocalPool(Cluster):
     """
 
     async def generate(
-        self, tokens: Sequence[int], *, output_tokens: int = 4, url: str | None = None, timeout_s: float = _PATIENCE_S
+        self,
+        tokens: Sequence[int],
+        *,
+        output_tokens: int = 4,
+        url: str | None = None,
+        stream: bool = True,
+        timeout_s: float = _PATIENCE_S,
     ) -> Generated:
-        """Streams one answer through the first router, or from `url`."""
+        """One answer through the first router, or from `url`."""
         body = {
             "input_ids": list(tokens),
             "sampling_params": {"max_new_tokens": output_tokens, "ignore_eos": True},
-            "stream": True,
+            "stream": stream,
         }
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with (
@@ -87,7 +94,7 @@ class LocalPool(Cluster):
         ):
             text = await response.text()
         header = response.headers.get("x-kvrouting-decision")
-        payloads = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+        payloads = [line[6:] for line in text.splitlines() if line.startswith("data: ")] if stream else [text]
         return Generated(
             status=response.status,
             events=[json.loads(payload) for payload in payloads if payload != "[DONE]"],
@@ -101,14 +108,9 @@ class LocalPool(Cluster):
 
     async def engine_state(self, number: int) -> Mapping[str, Any]:
         """The engine's own word on epoch, position, pages and digest, from its state socket."""
-        with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as socket:
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.connect(f"tcp://127.0.0.1:{self.engine_ports[number].state}")
-            await socket.send_multipart([b"", msgspec.msgpack.encode({"op": "state"})])
-            async with asyncio.timeout(_PATIENCE_S):
-                _, reply = await socket.recv_multipart()
-        state: Mapping[str, Any] = msgspec.msgpack.decode(reply)
-        return state
+        (state,) = await ask_state(self.engine_ports[number].state, "state", seconds=_PATIENCE_S)
+        found: Mapping[str, Any] = state
+        return found
 
     async def sidecar_page(self, number: int, path: str) -> Any:
         """A JSON page of a sidecar."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,24 +9,16 @@ import pytest
 from kvrouting_simulator.demo.pool_plan import PoolPlan, worker_id
 from kvrouting_simulator.report import load_report
 from tests.processes import LocalPool, command
+from tests.shared_data import shared_data
 
 pytestmark = pytest.mark.processes
 
-TRACE = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "mooncake_conversation_trace.jsonl.xz"
+TRACE = "mooncake_conversation_trace.jsonl.xz"
 REQUESTS = 40
 
 
-@pytest.fixture
-def trace() -> Path:
-    """Skips where the data is not at hand; in CI it must be."""
-    if not TRACE.exists():
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{TRACE} is missing")
-        pytest.skip(f"{TRACE} is not there")
-    return TRACE
-
-
-async def test_the_first_conversations_of_a_trace_are_answered_and_share_prefixes(trace: Path, tmp_path: Path) -> None:
+async def test_the_first_conversations_of_a_trace_are_answered_and_share_prefixes(tmp_path: Path) -> None:
+    trace = shared_data(TRACE)
     out = tmp_path / "report.json"
     async with LocalPool(PoolPlan(engines=4, worker_class="H200", speed=20), folder=tmp_path) as pool:
         bench = await command(
@@ -36,7 +27,7 @@ async def test_the_first_conversations_of_a_trace_are_answered_and_share_prefixe
         )  # fmt: skip
         output = (await bench.communicate())[0].decode()
     assert bench.returncode == 0, output
-    assert f"{TRACE.name}: {REQUESTS} of {REQUESTS} requests ended" in output
+    assert f"{TRACE}: {REQUESTS} of {REQUESTS} requests ended" in output
     (run,) = load_report(out).runs
     assert (run.summary.requests, run.summary.completed, run.summary.lost) == (REQUESTS, REQUESTS, 0)
     assert run.parameters["workload"] == "MooncakeTrace"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from array import array
@@ -12,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import msgspec
-import zmq
-import zmq.asyncio
 
 from kvrouting_core.blocks import ChainHasher, Namespace
 from kvrouting_simulator.demo.cluster import Cluster
 from kvrouting_simulator.demo.pool_plan import MODEL, worker_id
+from tests.engine_sockets import ask_state
+from tests.processes import LocalPool
 
 BLOCK_TOKENS = 64
+_ANSWER_LIMIT_S = 300.0  # a request may wait for a frozen worker's return
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,23 +35,6 @@ class Answer:
     cached_tokens: int
     sent_unix_s: float
     ended_unix_s: float
-
-
-async def ask_engine(port: int, op: str, *, timeout_s: float = 10.0) -> list[Mapping[str, Any]]:
-    """All bodies of the state socket's answer. Raises: TimeoutError if it does not answer."""
-    context = zmq.asyncio.Context.instance()
-    socket = context.socket(zmq.DEALER)
-    socket.connect(f"tcp://127.0.0.1:{port}")
-    try:
-        await socket.send_multipart([b"", msgspec.msgpack.encode({"op": op})])
-        bodies: list[Mapping[str, Any]] = []
-        async with asyncio.timeout(timeout_s):
-            while not (bodies and bodies[-1].get("end")):
-                _, body = await socket.recv_multipart()
-                bodies.append(msgspec.msgpack.decode(body))
-        return bodies
-    finally:
-        socket.close(linger=0)
 
 
 def routing_blocks(stored: Iterable[Mapping[str, Any]], *, key: bytes) -> set[int]:
@@ -88,7 +70,7 @@ def digest(blocks: Iterable[int]) -> str:
 
 async def engine_blocks(pool: Cluster, number: int) -> set[int]:
     """What the engine's own tree holds now; nothing must run there meanwhile."""
-    bodies = await ask_engine(pool.engine_ports[number].state, "snapshot")
+    bodies = await ask_state(pool.engine_ports[number].state, "snapshot")
     return routing_blocks((e for body in bodies for e in body["events"]), key=pool.hash_key)
 
 
@@ -117,7 +99,7 @@ class Load:
     """
 
     def __init__(
-        self, pool: Cluster, *, seed: int, groups: int = 24, shared_tokens: int = 600, own_tokens: int = 200
+        self, pool: LocalPool, *, seed: int, groups: int = 24, shared_tokens: int = 600, own_tokens: int = 200
     ) -> None:
         self._pool = pool
         self._rng = random.Random(seed)
@@ -135,16 +117,20 @@ class Load:
 
     async def send(self, prompt: Sequence[int], *, router: int = 0, output_tokens: int = 4) -> Answer:
         """One request through the router. Raises: aiohttp.ClientError if the router itself is away."""
-        url = f"http://127.0.0.1:{self._pool.router_ports[router].http}/generate"
-        body = {"input_ids": list(prompt), "sampling_params": {"max_new_tokens": output_tokens}}
         sent = time.time()
-        async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
-            page = await response.json(content_type=None)
-            decision = json.loads(response.headers.get("x-kvrouting-decision", "{}"))
-        chosen = _chosen(decision)
-        meta = page.get("meta_info", {}) if isinstance(page, dict) else {}
+        # Not a stream: the router may send it to another worker for as long as none has answered.
+        got = await self._pool.generate(
+            prompt,
+            output_tokens=output_tokens,
+            url=f"http://127.0.0.1:{self._pool.router_ports[router].http}",
+            stream=False,
+            timeout_s=_ANSWER_LIMIT_S,
+        )
+        decision: Mapping[str, Any] = got.decision or {}
+        chosen = got.chosen if decision else {}
+        meta = got.meta if got.status == 200 else {}
         answer = Answer(
-            status=response.status,
+            status=got.status,
             prompt=prompt,
             worker=str(decision.get("worker", "")),
             request_id=str(decision.get("request_id", "")),
@@ -185,13 +171,6 @@ class Load:
             claimed, found = answer.matched_tokens, answer.cached_tokens
             assert claimed <= found < claimed + BLOCK_TOKENS, f"request {i} on {answer.worker}: {claimed=} {found=}"
             await views_equal_engines(self._pool, router=router)  # before the next one is decided
-
-
-def _chosen(decision: Mapping[str, Any]) -> Mapping[str, Any]:
-    candidates = decision.get("candidates")
-    if isinstance(candidates, list):
-        return next(c for c in candidates if c["worker"] == decision["worker"])
-    return decision
 
 
 async def misbehave(pool: Cluster, number: int, **fault: object) -> None:

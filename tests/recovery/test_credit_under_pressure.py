@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kvrouting_simulator.demo.cluster import Cluster
 from kvrouting_simulator.demo.pool_plan import PoolPlan, worker_id
+from tests.processes import LocalPool
 from tests.recovery.event_log import EventLog, settle
 from tests.recovery.pool_under_test import BLOCK_TOKENS, Answer, Load
 
@@ -47,7 +47,7 @@ def cause(answer: Answer, log: EventLog) -> str:
 @pytest.mark.parametrize("page_size", [1, 16])
 async def test_every_difference_has_its_cause_in_the_event_log(tmp_path: Path, page_size: int) -> None:
     plan = PoolPlan(engines=2, capacity_tokens=9000, page_size=page_size, speed=10)
-    async with Cluster(plan, folder=tmp_path) as pool:
+    async with LocalPool(plan, folder=tmp_path) as pool:
         logs = {worker_id(n): EventLog(ports.kv_events) for n, ports in enumerate(pool.engine_ports)}
         recording = [asyncio.create_task(log.record()) for log in logs.values()]
         await settle()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvrouting_simulator.demo.cluster import Cluster
 from kvrouting_simulator.demo.pool_plan import PoolPlan
+from tests.processes import LocalPool
 from tests.recovery.pool_under_test import Load, views_equal_engines
 
 pytestmark = pytest.mark.processes
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 FROZEN_S = 60.0
 
 
-async def step_page(pool: Cluster) -> Mapping[str, Any]:
+async def step_page(pool: LocalPool) -> Mapping[str, Any]:
     page = await pool.get_json(f"{pool.engine_urls[0]}/steps")
     rank: Mapping[str, Any] = page["ranks"][0]
     return rank
@@ -40,7 +40,7 @@ async def test_an_engine_does_not_feel_a_frozen_sidecar(tmp_path: Path) -> None:
         # The frozen worker must stay chosen: the load has to go on.
         router_options=("--silence-s", "600", "--gone-s", "1200"),
     )
-    async with Cluster(plan, folder=tmp_path) as pool:
+    async with LocalPool(plan, folder=tmp_path) as pool:
         load = Load(pool, seed=2)
         ending = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:

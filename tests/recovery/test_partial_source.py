@@ -9,15 +9,15 @@ import pytest
 import pytest_asyncio
 
 from kvrouting_core.blocks import ChainHasher, Namespace
-from kvrouting_simulator.demo.cluster import Cluster
 from kvrouting_simulator.demo.pool_plan import MODEL, PoolPlan, worker_id
+from tests.processes import LocalPool
 from tests.recovery.pool_under_test import BLOCK_TOKENS, Load, misbehave
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalPool]:
     """One engine that publishes events and nothing more."""
     plan = PoolPlan(
         engines=1,
@@ -25,26 +25,26 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluste
         speed=20,
         engine_options=("--allow-misbehave", "--kv-events-buffer", "5", "--no-state"),
     )
-    async with Cluster(plan, folder=tmp_path_factory.mktemp("pool")) as cluster:
+    async with LocalPool(plan, folder=tmp_path_factory.mktemp("pool")) as cluster:
         yield cluster
 
 
-async def lost_beyond_replay(pool: Cluster) -> None:
+async def lost_beyond_replay(pool: LocalPool) -> None:
     await misbehave(pool, 0, action="drop_events", batches=10, replay=False)
 
 
-async def duplicated(pool: Cluster) -> None:
+async def duplicated(pool: LocalPool) -> None:
     await misbehave(pool, 0, action="duplicate_events", batches=10)
 
 
-async def killed(pool: Cluster) -> None:
+async def killed(pool: LocalPool) -> None:
     await pool.kill_engine(0)
     await pool.restart_engine(0)
     await pool.wait_live([0], timeout_s=30)
 
 
 @pytest.mark.parametrize("fault", [None, duplicated, lost_beyond_replay, killed])
-async def test_nothing_is_claimed_that_is_not_there(pool: Cluster, fault: object) -> None:
+async def test_nothing_is_claimed_that_is_not_there(pool: LocalPool, fault: object) -> None:
     load = Load(pool, seed=5)
     await load.run(requests=40)
     if callable(fault):
@@ -58,7 +58,7 @@ async def test_nothing_is_claimed_that_is_not_there(pool: Cluster, fault: object
         await asyncio.sleep(0.3)
 
 
-async def test_what_is_seen_is_claimed(pool: Cluster) -> None:
+async def test_what_is_seen_is_claimed(pool: LocalPool) -> None:
     """A subset, but not an idle one: what was stored since the last doubt counts."""
     load = Load(pool, seed=6)
     prompt = load.prompt()

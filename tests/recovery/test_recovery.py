@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import pytest_asyncio
 
-from kvrouting_simulator.demo.cluster import Cluster
 from kvrouting_simulator.demo.pool_plan import PoolPlan
-from tests.recovery.pool_under_test import Load, ask_engine, engine_blocks, flush, misbehave, views_equal_engines
+from tests.engine_sockets import ask_state
+from tests.processes import LocalPool
+from tests.recovery.pool_under_test import Load, engine_blocks, flush, misbehave, views_equal_engines
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -18,11 +19,11 @@ HEARTBEAT_S = 1.0
 # One heartbeat, and what a machine with more processes than cores adds to any wait.
 WITHIN_S = HEARTBEAT_S + 4.0
 
-Fault = Callable[[Cluster], Awaitable[None]]
+Fault = Callable[[LocalPool], Awaitable[None]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1, 16], ids=["page1", "page16"])
-async def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+async def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalPool]:
     """Two engines whose caches hold a part of what the load shares: evictions go on all the time."""
     plan = PoolPlan(
         engines=2,
@@ -31,18 +32,18 @@ async def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         speed=20,
         engine_options=("--allow-misbehave", "--kv-events-buffer", "50"),
     )
-    async with Cluster(plan, folder=tmp_path_factory.mktemp("pool")) as cluster:
+    async with LocalPool(plan, folder=tmp_path_factory.mktemp("pool")) as cluster:
         yield cluster
 
 
-async def engine_killed(pool: Cluster) -> None:
+async def engine_killed(pool: LocalPool) -> None:
     await pool.kill_engine(0)
     await asyncio.sleep(0.3)
     await pool.restart_engine(0)
     await pool.wait_live([0, 1], timeout_s=30)
 
 
-async def sidecar_killed(pool: Cluster) -> None:
+async def sidecar_killed(pool: LocalPool) -> None:
     await pool.sidecars[0].kill()
     await asyncio.sleep(0.3)
     await pool.sidecars[0].start()
@@ -50,14 +51,14 @@ async def sidecar_killed(pool: Cluster) -> None:
     await pool.wait_live([0, 1], timeout_s=30)
 
 
-async def router_killed(pool: Cluster) -> None:
+async def router_killed(pool: LocalPool) -> None:
     await pool.routers[0].kill()
     await pool.routers[0].start()
     await pool.routers[0].wait_for_event("listening", timeout_s=30)
     await pool.wait_live([0, 1], timeout_s=30)
 
 
-async def sidecar_frozen(pool: Cluster) -> None:
+async def sidecar_frozen(pool: LocalPool) -> None:
     """30 s, while the load goes on and the engine's replay buffer turns over many times."""
     pool.sidecars[0].freeze()
     await asyncio.sleep(30)
@@ -65,22 +66,22 @@ async def sidecar_frozen(pool: Cluster) -> None:
     await pool.wait_live([0, 1], timeout_s=30)
 
 
-async def events_lost_beyond_replay(pool: Cluster) -> None:
+async def events_lost_beyond_replay(pool: LocalPool) -> None:
     await misbehave(pool, 0, action="drop_events", batches=20, replay=False)
     await asyncio.sleep(1.5)
 
 
-async def events_lost(pool: Cluster) -> None:
+async def events_lost(pool: LocalPool) -> None:
     await misbehave(pool, 0, action="drop_events", batches=20)
     await asyncio.sleep(1.5)
 
 
-async def events_duplicated(pool: Cluster) -> None:
+async def events_duplicated(pool: LocalPool) -> None:
     await misbehave(pool, 0, action="duplicate_events", batches=50)
     await asyncio.sleep(1.5)
 
 
-async def engine_restarted_in_place(pool: Cluster) -> None:
+async def engine_restarted_in_place(pool: LocalPool) -> None:
     await misbehave(pool, 0, action="restart")
     await asyncio.sleep(1.0)
     await pool.wait_live([0, 1], timeout_s=30)
@@ -99,7 +100,7 @@ FAULTS: list[Fault] = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
-async def test_view_equals_the_engine_after(pool: Cluster, fault: Fault) -> None:
+async def test_view_equals_the_engine_after(pool: LocalPool, fault: Fault) -> None:
     load = Load(pool, seed=hash_of(fault))
     ending = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -114,7 +115,7 @@ async def test_view_equals_the_engine_after(pool: Cluster, fault: Fault) -> None
     assert {answer.status for answer in load.answers} <= allowed
 
 
-async def test_view_equals_the_engine_after_a_flush(pool: Cluster) -> None:
+async def test_view_equals_the_engine_after_a_flush(pool: LocalPool) -> None:
     load = Load(pool, seed=77)
     await load.run(requests=30)
     assert await engine_blocks(pool, 0)
@@ -124,12 +125,12 @@ async def test_view_equals_the_engine_after_a_flush(pool: Cluster) -> None:
     await load.credited_rightly()
 
 
-async def test_evictions_went_on_all_the_time(pool: Cluster) -> None:
+async def test_evictions_went_on_all_the_time(pool: LocalPool) -> None:
     """Or the tests above would have shown little."""
     load = Load(pool, seed=78)
     await load.run(requests=60)
     for ports in pool.engine_ports:
-        state = (await ask_engine(ports.state, "state"))[0]
+        state = (await ask_state(ports.state, "state"))[0]
         assert state["eviction"]["policy"] == "rlt"
         assert state["eviction"]["evicted_tokens"] > 0
 

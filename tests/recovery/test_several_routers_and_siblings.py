@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from kvrouting_simulator.demo.cluster import Cluster
 from kvrouting_simulator.demo.pool_plan import PoolPlan
+from tests.processes import LocalPool
 from tests.recovery.pool_under_test import Load, views_equal_engines
 
 pytestmark = pytest.mark.processes
 
 
 async def test_siblings_of_one_new_prefix_are_prefilled_by_two_workers_at_most(tmp_path: Path) -> None:
-    async with Cluster(PoolPlan(engines=4, speed=4), folder=tmp_path) as pool:
+    async with LocalPool(PoolPlan(engines=4, speed=4), folder=tmp_path) as pool:
         load = Load(pool, seed=1)
         prefix = load.fresh_tokens(8192)
         prompts = [prefix + load.fresh_tokens(32) for _ in range(64)]
@@ -29,7 +29,7 @@ async def test_siblings_of_one_new_prefix_are_prefilled_by_two_workers_at_most(t
 
 async def test_two_routers_share_the_workers_evenly_and_a_new_one_is_warm_at_once(tmp_path: Path) -> None:
     plan = PoolPlan(engines=4, routers=2, capacity_tokens=20_000, speed=10)
-    async with Cluster(plan, folder=tmp_path) as pool:
+    async with LocalPool(plan, folder=tmp_path) as pool:
         await pool.wait_live(range(4), timeout_s=30, router=1)
         load = Load(pool, seed=3, groups=40)
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import zmq
-import zmq.asyncio
 
 _EPHEMERAL = (
     "--port", "0", "--kv-events-port", "0", "--replay-port", "0", "--load-port", "0", "--state-port", "0",
@@ -116,22 +114,6 @@ async def _drain(stderr: asyncio.StreamReader, logged: list[str]) -> None:
         logged.append(line.decode())
 
 
-@contextlib.contextmanager
-def connected(kind: int, port: int, *, topic: bytes = b"") -> Any:
-    """A ZeroMQ client socket of this kind on a port of this machine."""
-    context = zmq.asyncio.Context()
-    socket = context.socket(kind)
-    socket.linger = 0
-    if kind == zmq.SUB:
-        socket.subscribe(topic)
-    socket.connect(f"tcp://127.0.0.1:{port}")
-    try:
-        yield socket
-    finally:
-        socket.close()
-        context.term()
-
-
 class EventReader:
     """A subscriber that applies what it hears to a set of page hashes, the plain definition of a mirror."""
 
@@ -173,16 +155,3 @@ def apply_events(pages: set[int], events: Sequence[Mapping[str, Any]]) -> None:
 def digest(pages: set[int]) -> int:
     """Sum of the hashes as unsigned numbers modulo 2^64."""
     return sum(page % 2**64 for page in pages) % 2**64
-
-
-async def ask_state(port: int, op: str, *, seconds: float = 10) -> list[Any]:
-    """All bodies that the state socket answers."""
-    bodies = []
-    with connected(zmq.DEALER, port) as socket:
-        await socket.send_multipart([b"", msgspec.msgpack.encode({"op": op})])
-        while True:
-            empty, body = await asyncio.wait_for(socket.recv_multipart(), seconds)
-            assert empty == b""
-            bodies.append(msgspec.msgpack.decode(body))
-            if bodies[-1].get("end"):
-                return bodies

@@ -15,12 +15,11 @@ import pytest
 import zmq
 
 from kvrouting_core.service_time import worker_class
+from tests.engine_sockets import ask_state, connected
 from tests.simulator.engine_under_test import (
     Engine,
     EventReader,
     apply_events,
-    ask_state,
-    connected,
     digest,
     running_engine,
 )

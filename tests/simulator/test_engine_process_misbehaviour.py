@@ -17,11 +17,10 @@ import zmq
 from click.testing import CliRunner
 
 from kvrouting_simulator.engine_process.command import engine as command
+from tests.engine_sockets import ask_state, connected
 from tests.simulator.engine_under_test import (
     Engine,
     EventReader,
-    ask_state,
-    connected,
     launched,
     running_engine,
 )

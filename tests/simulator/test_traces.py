@@ -5,9 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,17 +27,8 @@ from kvrouting_simulator.workloads import (
     read_mooncake,
 )
 from kvrouting_simulator.workloads.catalogue import trace_kind
-
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-
-
-def real(name: str) -> Path:
-    path = SHARED / name
-    if not path.exists():
-        if SHARED.parent.exists() and os.environ.get("CI") == "true":
-            pytest.fail(f"{path} is missing")
-        pytest.skip(f"the trace {name} is not at hand: it is looked for in {SHARED}")
-    return path
+from kvrouting_simulator.workloads.trace_files import TraceCall
+from tests.shared_data import shared_data
 
 
 def line(timestamp: float = 0, tokens: int = 1000, ids: Iterable[int] = (0, 1), **more: object) -> dict[str, object]:
@@ -217,35 +207,34 @@ def test_the_kind_of_a_trace_is_seen(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_mooncake_conversation_trace_has_its_known_facts() -> None:
-    calls = read_mooncake(real("mooncake_conversation_trace.jsonl.xz"))
-    assert len(calls) == 12_031
+def hit_rate_of_blocks(calls: Sequence[TraceCall]) -> float:
+    """With a cache that forgets nothing and keeps whole blocks."""
     seen: set[int] = set()
     hits = 0
     for call in calls:
         held = next((i for i, block in enumerate(call.hash_ids) if block not in seen), len(call.hash_ids))
         hits += min(held * 512, call.input_tokens - 1)
         seen.update(call.hash_ids)
+    return hits / sum(call.input_tokens for call in calls)
+
+
+def test_the_mooncake_conversation_trace_has_its_known_facts() -> None:
+    calls = read_mooncake(shared_data("mooncake_conversation_trace.jsonl.xz"))
+    assert len(calls) == 12_031
     assert sum(call.input_tokens for call in calls) == 144_793_823
-    assert hits / sum(call.input_tokens for call in calls) == pytest.approx(0.374, abs=0.0005)
+    assert hit_rate_of_blocks(calls) == pytest.approx(0.374, abs=0.0005)
 
 
 def test_made_up_tokens_have_the_hit_rate_of_the_block_ids() -> None:
-    path = real("mooncake_conversation_trace.jsonl.xz")
+    path = shared_data("mooncake_conversation_trace.jsonl.xz")
     calls = read_mooncake(path, requests=1500)
-    seen: set[int] = set()
-    hits = 0
-    for call in calls:
-        held = next((i for i, block in enumerate(call.hash_ids) if block not in seen), len(call.hash_ids))
-        hits += min(held * 512, call.input_tokens - 1)
-        seen.update(call.hash_ids)
-    expected = hits / sum(call.input_tokens for call in calls)
+    expected = hit_rate_of_blocks(calls)
     items = MooncakeTrace(path=path, requests=1500).workload(seed=1).items
     assert best_hit_rate(items) == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_agent_sessions_have_their_known_facts() -> None:
-    path = real("agent_sessions_block16.jsonl.xz")
+    path = shared_data("agent_sessions_block16.jsonl.xz")
     calls = read_agent_sessions(path)
     assert len(calls) == 1148
     assert {call.suite for call in calls} == {"magagent", "miniswe"}

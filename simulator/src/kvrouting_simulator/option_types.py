@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,20 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
-def named_values(_context: click.Context, _parameter: click.Parameter, texts: Sequence[str]) -> Mapping[str, str]:
-    """A callback: NAME=VALUE, repeated, as a mapping."""
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
-        pairs[name.strip()] = value.strip()
-    return pairs
+def _pairs(separator: str, shape: str) -> Callable[[click.Context, click.Parameter, Sequence[str]], Mapping[str, str]]:
+    """A callback that takes repeated options as a mapping. shape: what each is to look like."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, texts: Sequence[str]) -> Mapping[str, str]:
+        pairs = {}
+        for text in texts:
+            name, found, value = text.partition(separator)
+            if not found or not name:
+                raise click.BadParameter(f"{text!r} is not {shape}")
+            pairs[name.strip()] = value.strip()
+        return pairs
+
+    return read
+
+
+named_values = _pairs("=", "NAME=VALUE")
+headers = _pairs(":", "'NAME: VALUE'")

@@ -128,7 +128,7 @@ def _course_notes(course: _Course, hurt: Hurt) -> tuple[str, ...]:
     killed, *rest = course.marks
     note = (
         f"the engine of {killed.worker} was killed (-9) after {killed.at_ms / 1000:.1f} s "
-        f"with {course.in_flight_at_kill} requests in flight"
+        f"with {course.in_flight_at_kill} request{'' if course.in_flight_at_kill == 1 else 's'} in flight"
     )
     if not rest:
         return (f"{note}; it was not back before the run was over",)

@@ -37,7 +37,28 @@ class SamplingParams(msgspec.Struct):
     ignore_eos: bool = False
 
 
-class GenerateBody(msgspec.Struct):
+class _Placed(msgspec.Struct):
+    """Where a request runs and which cached prefixes it may share."""
+
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+    lora_path: str | None = None
+    cache_salt: str | None = None
+    extra_key: msgspec.Raw = msgspec.Raw()
+
+
+class _OpenAIBody(_Placed):
+    """What both of OpenAI's paths take."""
+
+    model: str = "default"
+    n: int = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    rid: str | None = None
+
+
+class GenerateBody(_Placed):
     """Body of /generate."""
 
     text: str | list[str] | None = None
@@ -45,56 +66,29 @@ class GenerateBody(msgspec.Struct):
     sampling_params: SamplingParams | list[SamplingParams] | None = None
     stream: bool = False
     rid: str | list[str] | None = None
-    routed_dp_rank: int | None = None
-    data_parallel_rank: int | None = None
-    lora_path: str | None = None
-    cache_salt: str | None = None
-    extra_key: msgspec.Raw = msgspec.Raw()
     return_logprob: bool = False
     input_embeds: msgspec.Raw = msgspec.Raw()
     image_data: msgspec.Raw = msgspec.Raw()
     return_hidden_states: bool = False
 
 
-class CompletionBody(msgspec.Struct):
+class CompletionBody(_OpenAIBody):
     """Body of /v1/completions."""
 
     prompt: msgspec.Raw = msgspec.Raw()
-    model: str = "default"
     max_tokens: int | None = 16
-    n: int = 1
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
     echo: bool = False
     logprobs: int | None = None
     suffix: str | None = None
     best_of: int | None = None
-    rid: str | None = None
-    routed_dp_rank: int | None = None
-    data_parallel_rank: int | None = None
-    lora_path: str | None = None
-    cache_salt: str | None = None
-    extra_key: msgspec.Raw = msgspec.Raw()
 
 
-class ChatBody(msgspec.Struct):
+class ChatBody(_OpenAIBody):
     """Body of /v1/chat/completions, without messages and tools: those go to the chat template as they are."""
 
-    model: str = "default"
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    n: int = 1
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
     logprobs: bool = False
-    rid: str | None = None
-    routed_dp_rank: int | None = None
-    data_parallel_rank: int | None = None
-    lora_path: str | None = None
-    cache_salt: str | None = None
-    extra_key: msgspec.Raw = msgspec.Raw()
 
 
 _generate = msgspec.json.Decoder(GenerateBody)

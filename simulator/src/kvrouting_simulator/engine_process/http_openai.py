@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from aiohttp import web
 
 from kvrouting_simulator.engine_process.engine import AnswerEnd, Engine, Job
-from kvrouting_simulator.engine_process.generation import Generation
+from kvrouting_simulator.engine_process.generation import Generation, Prompt
 from kvrouting_simulator.engine_process.http_answers import collected, json_reply, pieces, streamed
 from kvrouting_simulator.engine_process.http_bodies import (
     BadRequestError,
@@ -57,13 +57,7 @@ class OpenAIHandlers:
         """Answers to one or several prompts."""
         body, given = parse_completion(await request.read())
         namespace = self._engine.namespace(model=body.model, lora_path=body.lora_path, cache_salt=body.cache_salt)
-        job = Job(
-            prompts=await self._engine.prompts(given, namespace),
-            n=body.n,
-            ends=[AnswerEnd(max_tokens=body.max_tokens, stops=_stops(body))],
-            dp_rank=_dp_rank(request, body),
-            request_id=body.rid or uuid.uuid4().hex,
-        )
+        job = _job(request, body, await self._engine.prompts(given, namespace), max_tokens=body.max_tokens)
         rank, generations = await self._engine.start(job)
         frame = _Frame(generations[0].request_id, body.model)
         if body.stream:
@@ -81,13 +75,8 @@ class OpenAIHandlers:
         body, whole = parse_chat(data)
         namespace = self._engine.namespace(model=body.model, lora_path=body.lora_path, cache_salt=body.cache_salt)
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        job = Job(
-            prompts=[await self._engine.chat_prompt(whole, len(data), namespace)],
-            n=body.n,
-            ends=[AnswerEnd(max_tokens=limit, stops=_stops(body))],
-            dp_rank=_dp_rank(request, body),
-            request_id=body.rid or uuid.uuid4().hex,
-        )
+        prompt = await self._engine.chat_prompt(whole, len(data), namespace)
+        job = _job(request, body, [prompt], max_tokens=limit)
         rank, generations = await self._engine.start(job)
         frame = _Frame(generations[0].request_id, body.model)
         if body.stream:
@@ -224,8 +213,17 @@ class _Frame:
         )
 
 
-def _stops(body: CompletionBody | ChatBody) -> Sequence[str]:
-    return [body.stop] if isinstance(body.stop, str) else body.stop or ()
+def _job(
+    request: web.Request, body: CompletionBody | ChatBody, prompts: Sequence[Prompt], *, max_tokens: int | None
+) -> Job:
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
+    return Job(
+        prompts=prompts,
+        n=body.n,
+        ends=[AnswerEnd(max_tokens=max_tokens, stops=stops)],
+        dp_rank=_dp_rank(request, body),
+        request_id=body.rid or uuid.uuid4().hex,
+    )
 
 
 def _dp_rank(request: web.Request, body: CompletionBody | ChatBody) -> int | None:

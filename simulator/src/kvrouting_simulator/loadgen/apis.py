@@ -148,6 +148,21 @@ def _read_usage(body: Mapping[str, object], answer: PartialAnswer) -> None:
     answer.cached_tokens = _first_known(cached, answer.cached_tokens)
 
 
+def _openai_body(model: str, request: ReadyRequest, prompt: Mapping[str, object]) -> bytes:
+    """`ignore_eos` is SGLang's and vLLM's extension: the answer's length is fixed."""
+    return msgspec.json.encode(
+        {
+            "model": model,
+            **prompt,
+            "max_tokens": request.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+
+
 class CompletionsApi:
     """OpenAI's `/v1/completions` with a prompt of token ids."""
 
@@ -157,18 +172,8 @@ class CompletionsApi:
         self._model = model
 
     def body(self, request: ReadyRequest) -> bytes:
-        """`ignore_eos` is SGLang's and vLLM's extension: the answer's length is fixed."""
-        return msgspec.json.encode(
-            {
-                "model": self._model,
-                "prompt": request.prompt.tolist(),
-                "max_tokens": request.output_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
+        """The prompt as token ids: nothing is tokenized again."""
+        return _openai_body(self._model, request, {"prompt": request.prompt.tolist()})
 
     def read(self, event: bytes, answer: PartialAnswer) -> None:
         """Text comes in `choices`, counts in a last event."""
@@ -192,17 +197,8 @@ class ChatApi:
 
     def body(self, request: ReadyRequest) -> bytes:
         """Prompts with a common prefix give texts with a common prefix."""
-        return msgspec.json.encode(
-            {
-                "model": self._model,
-                "messages": [{"role": "user", "content": self._decode(request.prompt)}],
-                "max_tokens": request.output_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
+        messages = [{"role": "user", "content": self._decode(request.prompt)}]
+        return _openai_body(self._model, request, {"messages": messages})
 
     def read(self, event: bytes, answer: PartialAnswer) -> None:
         """The first event names the role alone: it is no token."""

@@ -19,7 +19,7 @@ from kvrouting_simulator.loadgen.generator import Limits, LoadGenerator
 from kvrouting_simulator.loadgen.http_sender import FlushFailedError
 from kvrouting_simulator.loadgen.progress import ProgressView, progress_view
 from kvrouting_simulator.loadgen.workload_choice import Traffic, build_client, build_spec, described
-from kvrouting_simulator.option_types import EXISTING_FILE, FILE, POSITIVE, named_values
+from kvrouting_simulator.option_types import EXISTING_FILE, FILE, POSITIVE, headers, named_values
 from kvrouting_simulator.report import Report, RequestRecord, Run, join_reports, load_report, save_report, summarise
 from kvrouting_simulator.report.document import ReportUnreadableError
 from kvrouting_simulator.report.table import comparison_table, require_answers, trouble_lines
@@ -39,16 +39,6 @@ class Outputs:
     out: Path | None
     html: Path | None
     goodput_ttft_ms: float | None
-
-
-def _headers(_context: click.Context, _parameter: click.Parameter, texts: Sequence[str]) -> Mapping[str, str]:
-    pairs = {}
-    for text in texts:
-        name, colon, value = text.partition(":")
-        if not colon or not name:
-            raise click.BadParameter(f"{text!r} is not 'NAME: VALUE'")
-        pairs[name.strip()] = value.strip()
-    return pairs
 
 
 @click.group(invoke_without_command=True)
@@ -75,7 +65,7 @@ def _headers(_context: click.Context, _parameter: click.Parameter, texts: Sequen
 @click.option("--model", default="default", show_default=True, help="Model name of the OpenAI APIs.")
 @click.option("--tokenizer", help="Folder, hub name or 'bytes'; for --api chat, which sends text.")
 @click.option(
-    "--header", "headers", multiple=True, callback=_headers, metavar="'NAME: VALUE'", help="Sent along. Repeatable."
+    "--header", "headers", multiple=True, callback=headers, metavar="'NAME: VALUE'", help="Sent along. Repeatable."
 )
 @click.option("--name", default=None, help="Name of the run in reports.  [default: URL and workload]")
 @click.option("--out", type=FILE, help="Save records and figures as JSON.")

@@ -22,7 +22,7 @@ def comparison_table(report: Report) -> Table:
     _add_run_column(table, first.name, [row.text(0) for row in rows])
     for index, run in enumerate(later, 1):
         _add_run_column(table, run.name, [row.text(index) for row in rows])
-        table.add_column("x", justify="right", style="bold")
+        table.add_column("x", justify="right", style="bold", no_wrap=True)
     for row in rows:
         cells = [f"{row.label} [dim]{_SHORT_UNITS.get(row.unit, row.unit)}[/dim]", row.text(0)]
         for index in range(1, len(later) + 1):
@@ -37,13 +37,13 @@ def _table(title: str, *, caption: str | None) -> Table:
     table = Table(
         title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
     )
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     return table
 
 
 def _add_run_column(table: Table, name: str, values: Sequence[str]) -> None:
-    """As narrow as its values and the longest word of its heading allow."""
-    table.add_column(name, justify="right", max_width=max(map(len, (*name.split(), *values))))
+    """Its heading may wrap where the terminal is narrow, its values never."""
+    table.add_column(name, justify="right", min_width=max(map(len, (*name.split(), *values))))
 
 
 def agreement_table(report: Report) -> Table | None:
