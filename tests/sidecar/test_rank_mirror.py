@@ -294,3 +294,12 @@ def test_a_failed_snapshot_is_asked_for_again_unless_the_state_socket_is_lost(*,
 
 def _batch(item: tuple[int, bytes]) -> tuple[int, Any]:
     return item[0], decode_batch(item[1]).events
+
+
+def test_a_partial_mirror_claims_nothing_once_its_connection_is_lost() -> None:
+    """Whether the same process comes back is known seconds later; until then its cache may be gone."""
+    pair = _Pair(exact=False, page_size=1, replay_batches=100, seed=1)
+    pair.act("store", 3)
+    assert pair.mirror.blocks == len(pair.view.blocks) > 0
+    pair.mirror.connection_changed()
+    assert pair.mirror.blocks == len(pair.view.blocks) == 0

@@ -209,6 +209,11 @@ class RankMirror:
     def connection_changed(self) -> None:
         """What follows may be missing batches, or come from another process."""
         self.need = NeedIdentity("a new connection to the engine's events")
+        if self._epoch is not None and not self._tree_is_exact:
+            # Without a state socket it takes seconds to learn whether the process is the same, and nothing proves
+            # the mirror meanwhile: a subset of what may be gone is none.
+            self._empty(exact=False)
+            self._listener.replaced()
 
     def _meet_gap(self, sequence: int, events: Iterable[Event], missing: range | None, *, replayed: bool) -> bool:
         if not replayed:
