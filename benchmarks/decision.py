@@ -48,7 +48,7 @@ SEEN_SHARE = 0.9
 BASELINE = "bare argmin"
 VARIANTS: dict[str, dict[str, object]] = {
     "lbgr": {},
-    "lbgr, residual off": {"residual": "off"},
+    "lbgr, residual on": {"residual": "on"},
     "lbgr, as the paper": {"residual": "off", "price": 0, "queue": "decayed", "decode_price": 0},
 }
 
