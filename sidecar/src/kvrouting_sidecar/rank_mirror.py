@@ -190,7 +190,7 @@ class RankMirror:
             return True
         if ruling.verdict is Verdict.GAP:
             return self._meet_gap(sequence, events, ruling.missing, replayed=replayed)
-        self.need = NeedIdentity(ruling.reason)
+        self._ask_who_speaks(ruling.reason)
         return False
 
     def undecodable(self, sequence: int, reason: str, *, replayed: bool = False) -> bool:
@@ -208,7 +208,10 @@ class RankMirror:
 
     def connection_changed(self) -> None:
         """What follows may be missing batches, or come from another process."""
-        self.need = NeedIdentity("a new connection to the engine's events")
+        self._ask_who_speaks("a new connection to the engine's events")
+
+    def _ask_who_speaks(self, reason: str) -> None:
+        self.need = NeedIdentity(reason)
         if self._epoch is not None and not self._tree_is_exact:
             # Without a state socket it takes seconds to learn whether the process is the same, and nothing proves
             # the mirror meanwhile: a subset of what may be gone is none.
