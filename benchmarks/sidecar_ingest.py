@@ -21,7 +21,8 @@ import msgspec
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.deltas import Delta
 from kvrouting_sidecar.grpc_messages import view_change
-from kvrouting_sidecar.rank_mirror import RankMirror, Speaker
+from kvrouting_sidecar.mirror_terms import Speaker
+from kvrouting_sidecar.rank_mirror import RankMirror
 from kvrouting_sidecar.session import Session
 from kvrouting_sidecar.wire_events import EventBatch, decode_batch
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kvrouting_sidecar.rank_mirror import Source
+from kvrouting_sidecar.mirror_terms import Source
 from kvrouting_sidecar.settings import EndpointOverrides
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_router import FakeRouter

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -37,11 +39,13 @@ async def _pages(engine: FakeEngine, *routers: FakeRouter, **changes: Any) -> As
 
 async def _comes(get: _Get, path: str, wanted: Callable[[int, str], bool]) -> str:
     """Ask until the answer is as wanted."""
-    for _ in range(1000):
+    deadline = time.monotonic() + 15.0
+    while True:
         status, text = await get(path)
         if wanted(status, text):
             return text
-    raise AssertionError(f"{path} stays at {status}: {text}")
+        assert time.monotonic() < deadline, f"{path} stays at {status}: {text}"
+        await asyncio.sleep(0.01)
 
 
 async def test_ready_says_what_is_missing_and_health_does_not_wait_for_it() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.deltas import Clear, Delta, Extend, Trim
-from kvrouting_sidecar.rank_mirror import NeedIdentity, NeedReplay, NeedSnapshot, RankMirror, Source, Speaker
+from kvrouting_sidecar.mirror_terms import NeedIdentity, NeedReplay, NeedSnapshot, Source, Speaker
+from kvrouting_sidecar.rank_mirror import RankMirror
 from kvrouting_sidecar.wire_events import EngineState, decode_batch, decode_chunk, decode_state
 from tests.fakes.fake_engine import FakeEngine, FakeRank
 from tests.fakes.running_sidecar import BLOCK_SIZE, HASH_KEY, expected_blocks

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvrouting.v1 import sync_pb2
+from kvrouting_sidecar.mirror_terms import Source
 from kvrouting_sidecar.rank import LoadReport, Rank
-from kvrouting_sidecar.rank_mirror import Source
 from kvrouting_sidecar.session import DeliveredView, DeltaPart, Run, SnapshotPart
 
 _SOURCES = {

@@ -9,8 +9,9 @@ from kvrouting_core.deltas import Delta
 from kvrouting_core.identity import WorkerIdentity
 from kvrouting_sidecar.engine_info import EngineInfo
 from kvrouting_sidecar.event_reader import LatestLoad, Published
+from kvrouting_sidecar.mirror_terms import MirrorListener, Source
 from kvrouting_sidecar.rank_follower import RankFollower
-from kvrouting_sidecar.rank_mirror import MirrorListener, RankMirror, Source
+from kvrouting_sidecar.rank_mirror import RankMirror
 from kvrouting_sidecar.wire_events import LoadStat, UndecodableError, decode_load
 
 _NO_EVENTS = "the engine publishes no KV events (start it with --kv-events-config)"

@@ -14,7 +14,8 @@ from kvrouting_sidecar.engine_info import EngineInfo
 from kvrouting_sidecar.engine_sockets import EngineSilentError, EngineSockets
 from kvrouting_sidecar.event_queue import Dropped, NewConnection, ReceivedBatch
 from kvrouting_sidecar.event_reader import Published
-from kvrouting_sidecar.rank_mirror import NeedIdentity, NeedReplay, NeedSnapshot, RankMirror, Speaker
+from kvrouting_sidecar.mirror_terms import NeedIdentity, NeedReplay, NeedSnapshot, Speaker
+from kvrouting_sidecar.rank_mirror import RankMirror
 from kvrouting_sidecar.wire_events import EngineState, UndecodableError, decode_batch
 
 _log = logging.getLogger(__name__)

@@ -11,16 +11,23 @@ chains whose every block was seen since the last doubt, which is a subset of the
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
 
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.deltas import Delta, Extend
 from kvrouting_core.event_order import BatchOrder, Verdict
 from kvrouting_core.tree_mirror import MirrorInDoubtError, TreeMirror
+from kvrouting_sidecar.mirror_terms import (
+    MirrorCounts,
+    MirrorListener,
+    Need,
+    NeedIdentity,
+    NeedReplay,
+    NeedSnapshot,
+    Source,
+    Speaker,
+)
 from kvrouting_sidecar.verification import PositionHistory, Verification
 from kvrouting_sidecar.wire_events import BlockRemoved, BlockStored, EngineState, Event
 
@@ -28,75 +35,6 @@ _GPU_MEDIA = (None, "GPU")
 # A subset of the cache cannot be larger than the cache; an engine may count a few pages more than it calls capacity.
 _CAPACITY_SLACK = 1.05
 _REMEMBERED_EPOCHS = 64
-
-
-class Source(enum.Enum):
-    """How far the mirror may be trusted."""
-
-    EXACT = "exact"
-    PARTIAL = "partial"
-    APPROXIMATE = "approximate"
-
-
-@dataclass(frozen=True, slots=True)
-class NeedIdentity:
-    """Which process speaks?"""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NeedReplay:
-    """The batches from `first` on."""
-
-    first: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NeedSnapshot:
-    """The engine's tree."""
-
-    reason: str
-
-
-Need = NeedIdentity | NeedReplay | NeedSnapshot
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speaker:
-    """An engine process, by the epoch of its state socket, or by a fingerprint of its start. None: it has none."""
-
-    epoch: str | None
-    fingerprint: str | None
-
-
-class MirrorListener(Protocol):
-    """Hears what the routers must be told."""
-
-    def changed(self, deltas: list[Delta]) -> None:
-        """The mirror changed, in this order."""
-
-    def replaced(self) -> None:
-        """The mirror was built anew."""
-
-    def new_epoch(self) -> None:
-        """Another engine process; what was told of the former is void."""
-
-
-@dataclass(slots=True)
-class MirrorCounts:
-    """Cumulative, for metrics."""
-
-    batches: int = 0
-    duplicates: int = 0
-    gaps: int = 0
-    replays: int = 0
-    replayed_batches: int = 0
-    snapshots: int = 0
-    doubts: int = 0
-    restarts: int = 0
-    undecodable: int = 0
 
 
 class RankMirror:

@@ -21,9 +21,10 @@ from kvrouting_sidecar.engine_sockets import EngineSockets
 from kvrouting_sidecar.event_queue import EventQueue
 from kvrouting_sidecar.event_reader import EventReader, Published
 from kvrouting_sidecar.grpc_router_stream import RouterStream
+from kvrouting_sidecar.mirror_terms import Speaker
 from kvrouting_sidecar.rank import Listeners, Rank, WorkerFacts
 from kvrouting_sidecar.rank_follower import RankFollower
-from kvrouting_sidecar.rank_mirror import RankMirror, Speaker
+from kvrouting_sidecar.rank_mirror import RankMirror
 from kvrouting_sidecar.readiness import Check, readiness
 from kvrouting_sidecar.router_names import Resolver, RouterAddress
 from kvrouting_sidecar.router_streams import RouterStreams, Stream
