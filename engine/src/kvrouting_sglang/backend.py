@@ -10,7 +10,11 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from sglang.srt.disaggregation.kv_events import select_kv_publisher_dp_rank
+from sglang.srt.disaggregation.kv_events import (
+    KVEventsConfig,
+    parse_advertisable_tcp,
+    select_kv_publisher_dp_rank,
+)
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
@@ -43,13 +47,31 @@ def build_cache(context: Any) -> PolicyRadixCache:
     dp_rank = select_kv_publisher_dp_rank(parallel.attn_dp_size, parallel.attn_dp_rank, parallel.dp_rank)
     seed = context.server_args.random_seed if settings.seed is None else settings.seed
     cache = policy_cache(context, policy=settings.policy, seed=seed, dp_rank=dp_rank)
-    identity = RankIdentity(epoch=secrets.token_hex(8), dp_rank=dp_rank, policy=settings.policy, seed=seed)
+    identity = RankIdentity(
+        epoch=secrets.token_hex(8),
+        dp_rank=dp_rank,
+        events_port=events_port(context.server_args.kv_events_config, dp_rank),
+        policy=settings.policy,
+        seed=seed,
+    )
     # Tensor-parallel ranks hold the same tree: the first one speaks for it, as with KV events.
     if settings.state_endpoint is not None and not (parallel.pp_rank or parallel.attn_tp_rank or parallel.attn_cp_rank):
         endpoint = endpoint_of_rank(settings.state_endpoint, dp_rank)
         StateServer(endpoint, state_operations(cache, identity)).start()
         logger.info("eviction policy %s, seed %s, state socket at %s", settings.policy, seed, endpoint)
     return cache
+
+
+def events_port(kv_events_config: str | None, dp_rank: int) -> int | None:
+    """Where a rank publishes its events, as `/server_info` advertises it; None: nowhere on TCP.
+
+    kv_events_config: the value of `--kv-events-config`.
+    """
+    if not kv_events_config:
+        return None
+    config = KVEventsConfig.from_cli(kv_events_config)
+    advertised = None if config.publisher == "null" else parse_advertisable_tcp(config.endpoint)
+    return None if advertised is None else int(advertised[1]) + dp_rank
 
 
 def policy_cache(context: Any, *, policy: str, seed: int, dp_rank: int) -> PolicyRadixCache:

@@ -18,10 +18,14 @@ _PAGES_PER_CHUNK = 512
 
 @dataclass(frozen=True, kw_only=True)
 class RankIdentity:
-    """epoch: new for each process. seed: of the policy's coins, the same on all tensor-parallel ranks."""
+    """epoch: new for each process. seed: of the policy's coins, the same on all tensor-parallel ranks.
+
+    events_port: where the rank publishes its events; None: it publishes none.
+    """
 
     epoch: str
     dp_rank: int
+    events_port: int | None
     policy: str
     seed: int
 
@@ -52,6 +56,7 @@ class EngineState:
             **(position._asdict() if self._tree.kv_events.enabled else {}),
             "capacity_tokens": self._cache.token_to_kv_pool_allocator.size,
             "cached_tokens": sum(self._tree_sizes()),
+            "events_port": self._identity.events_port,
             "eviction": self._eviction(),
         }
 

@@ -92,6 +92,14 @@ class EngineState(msgspec.Struct, gc=False):
     eviction: Eviction = msgspec.field(default_factory=Eviction)
 
 
+class _Position(msgspec.Struct, gc=False):
+    """The part of a state answer that an engine leaves out if it hashes no pages."""
+
+    sequence: int | None = None
+    pages: int | None = None
+    digest: int | None = None
+
+
 class SnapshotChunk(msgspec.Struct, gc=False):
     """One piece of the engine's tree."""
 
@@ -105,6 +113,7 @@ T = TypeVar("T")
 
 _batches = msgspec.msgpack.Decoder(EventBatch)
 _loads = msgspec.msgpack.Decoder(LoadStat)
+_positions = msgspec.msgpack.Decoder(_Position)
 _states = msgspec.msgpack.Decoder(EngineState)
 _chunks = msgspec.msgpack.Decoder(SnapshotChunk)
 
@@ -120,7 +129,10 @@ def decode_load(payload: bytes) -> LoadStat:
 
 
 def decode_state(payload: bytes) -> EngineState:
-    """Raises: UndecodableError."""
+    """Raises: UndecodableError, also for an engine that hashes no pages: nothing can be compared with its state."""
+    position = _decoded(_positions, payload, "state answer")
+    if None in (position.sequence, position.pages, position.digest):
+        raise UndecodableError("the engine's state names no pages: start it with --kv-events-config")
     return _decoded(_states, payload, "state answer")
 
 

@@ -107,6 +107,23 @@ def test_ranks_evict_alike_whatever_their_hash_seed() -> None:
     assert one == other
 
 
+@pytest.mark.parametrize(
+    ("config", "port"),
+    [
+        ({"publisher": "zmq", "endpoint": "tcp://127.0.0.1:5557"}, 5560),
+        ({"publisher": "zmq", "endpoint": "tcp://[::1]:5557"}, 5560),
+        ({"publisher": "zmq"}, 5560),
+        ({"publisher": "zmq", "endpoint": "inproc://events"}, None),
+        ({"endpoint": "tcp://127.0.0.1:5557"}, None),
+        (None, None),
+    ],
+)
+def test_each_rank_names_the_port_of_its_own_events(config: Any, port: int | None) -> None:
+    from kvrouting_sglang.backend import events_port
+
+    assert events_port(None if config is None else json.dumps(config), 3) == port
+
+
 def context_of(params: CacheInitParams, **changes: Any) -> Any:
     given = {
         "params": params,

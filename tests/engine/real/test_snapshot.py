@@ -22,7 +22,7 @@ from tests.engine.real.histories import History
 from tests.engine.real.mirrors import described_pages, digest, real_pages
 
 PAGES = pytest.mark.parametrize("page_size", [1, 4, 16])
-IDENTITY = RankIdentity(epoch="e1", dp_rank=3, policy="rlt", seed=7)
+IDENTITY = RankIdentity(epoch="e1", dp_rank=3, events_port=5560, policy="rlt", seed=7)
 
 Page = tuple[int, tuple[int | None, tuple[int, ...]]]
 
@@ -172,6 +172,7 @@ def test_the_state_is_that_of_the_real_tree_at_the_last_batch(ask: Callable[...,
         "digest": digest(pages),
         "capacity_tokens": 800,
         "cached_tokens": cache.evictable_size() + cache.protected_size(),
+        "events_port": 5560,
         "eviction": {
             "policy": "rlt",
             "live": True,
