@@ -161,6 +161,8 @@ async def test_options_come_from_the_environment_and_files(tmp_path: Path) -> No
         (["--model", "m", "--hash-key-file", "/does/not/exist"], "does not exist"),
         (["--model", "m", "--gone-s", "5", "--silence-s", "9"], "gone_s 5.0 must exceed silence_s 9.0"),
         (["--model", "m", "--total-s", "0"], "0.0 is not in the range x>0"),
+        (["--model", "m", "--idle-s", "inf"], "inf is not a finite number"),
+        (["--model", "m", "--max-expected-wait-ms", "nan"], "nan is not a finite number"),
         (["--model", "m", "--tokenizer", "/does/not/exist"], "tokenizer folder '/does/not/exist' does not exist"),
         (["--model", "m", "--grpc-tls-cert-file", __file__], "belong together"),
         (["--model", "m", "--hash-key-file", __file__], "the hash key has"),
@@ -186,6 +188,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         process = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert process.returncode == 1
     assert port in process.stderr
+    assert "Unclosed" not in process.stderr
 
 
 def test_every_option_says_what_it_is_for() -> None:

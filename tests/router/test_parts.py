@@ -20,8 +20,11 @@ from kvrouting_router.error_bodies import ErrorShape, error_body, error_event, e
 from kvrouting_router.errors import (
     HTTP_STATUS,
     BodyTooLargeError,
+    NotReadyError,
+    NoWorkerReadyError,
     OverloadedError,
     RouterError,
+    StoppingError,
     UnknownModelError,
     UpstreamTimeoutError,
     http_status,
@@ -152,9 +155,15 @@ def test_error_objects_of_both_apis() -> None:
     assert (http_status(BodyTooLargeError("x")), http_status(UpstreamTimeoutError("x"))) == (413, 504)
 
 
-@pytest.mark.parametrize(("retry_after_s", "header"), [(0.0, "1"), (0.2, "1"), (1.2, "2"), (9.7, "10")])
+@pytest.mark.parametrize(("retry_after_s", "header"), [(0.0, "1"), (0.2, "1"), (1.2, "2"), (9.7, "10"), (3.0, "3")])
 def test_retry_after_is_whole_seconds(retry_after_s: float, header: str) -> None:
     assert error_headers(OverloadedError("x", retry_after_s=retry_after_s)) == {"Retry-After": header}
+
+
+def test_every_503_says_when_to_come_again() -> None:
+    assert error_headers(NoWorkerReadyError("x")) == {"Retry-After": "5"}
+    assert error_headers(NotReadyError("x")) == {"Retry-After": "5"}
+    assert error_headers(StoppingError("x")) == {"Retry-After": "1"}
 
 
 # --- forms ---

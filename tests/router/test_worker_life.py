@@ -29,7 +29,7 @@ A = WorkerId("pod-a/0")
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong"])
-async def test_a_worker_without_the_join_token_is_refused(token: str | None) -> None:
+async def test_a_worker_without_the_join_token_is_refused(token: str | None, caplog: pytest.LogCaptureFixture) -> None:
     async with (
         running_router() as router,
         fake_sidecar(router.grpc_target, hello(hash_key_id=HASHER.key_id), token=token) as sidecar,
@@ -39,6 +39,8 @@ async def test_a_worker_without_the_join_token_is_refused(token: str | None) -> 
         assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert (await router.workers())["workers"] == []
         assert await router.metric("handshakes_refused_total", reason="token") == 1
+    (line,) = [record for record in caplog.records if record.message == "worker refused"]
+    assert line.__dict__["fields"]["reason"] == ("a wrong join token" if token is not None else "no join token")
 
 
 @pytest.mark.parametrize(

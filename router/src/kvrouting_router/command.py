@@ -226,7 +226,11 @@ async def serve_until_signal(config: RouterConfig, tokenizer: PromptTokenizer | 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled.set)
     router = Router(config, tokenizer=tokenizer, tracer=tracer)
-    await router.start()
+    try:
+        await router.start()
+    except BaseException:
+        await router.stop()
+        raise
     stopped = asyncio.create_task(signalled.wait())
     failed = asyncio.create_task(router.failed())
     try:

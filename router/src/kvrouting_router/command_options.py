@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +12,22 @@ import click
 from kvrouting_core.routing.registry import POLICY_NAMES
 
 _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
-_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+class _FinitePositive(click.FloatRange):
+    """A number above 0. Infinity and NaN, which float() takes, are refused: no timer can wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+_SECONDS = _FinitePositive()
 _COUNT = click.IntRange(min=1)
 
 Command = TypeVar("Command", bound=Callable[..., Any])

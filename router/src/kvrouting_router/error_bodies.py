@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+import math
 
 import msgspec
 
-from kvrouting_router.errors import OverloadedError, RouterError, http_status
+from kvrouting_router.errors import NotReadyError, OverloadedError, RouterError, http_status
 
 # OpenAI's names for kinds of errors; what is not listed is a server_error.
 _OPENAI_TYPES = {
@@ -54,8 +55,8 @@ def error_event(error: BaseException, shape: ErrorShape) -> bytes:
 
 def error_headers(error: BaseException) -> dict[str, str]:
     """Headers that belong to an error: when to come again, how to authenticate."""
-    if isinstance(error, OverloadedError):
-        return {"Retry-After": str(max(1, round(error.retry_after_s + 0.5)))}
+    if isinstance(error, OverloadedError | NotReadyError):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if http_status(error) == 401:
         return {"WWW-Authenticate": "Bearer"}
     return {}

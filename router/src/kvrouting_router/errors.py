@@ -76,7 +76,10 @@ class OverloadedError(RouterError):
 
 
 class NotReadyError(RouterError):
-    """The router cannot serve now."""
+    """The router cannot serve now, and knows of no reason why it should not serve soon."""
+
+    # A guess: nobody knows when a worker comes. Long enough for a herd of clients to do no harm.
+    retry_after_s = 5.0
 
 
 class NoWorkerReadyError(NotReadyError):
@@ -86,7 +89,9 @@ class NoWorkerReadyError(NotReadyError):
 
 
 class StoppingError(NotReadyError):
-    """The router is shutting down."""
+    """The router is shutting down; another one stands behind the same name, or soon will."""
+
+    retry_after_s = 1.0
 
     refusal = "stopping"
 

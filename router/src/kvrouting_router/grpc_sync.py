@@ -237,6 +237,8 @@ class WorkerSyncService(sync_pb2_grpc.WorkerSyncServicer):
         given = str(metadata.get("authorization", ""))
         if not hmac.compare_digest(given.encode(), f"Bearer {self._terms.join_token}".encode()):
             self._metrics.handshakes_refused.labels("token").inc()
+            how = "a wrong join token" if given else "no join token"
+            _logger.warning("worker refused", extra={"fields": {"reason": how, "peer": context.peer()}})
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED, "metadata authorization must be 'Bearer <join token of the pool>'"
             )
@@ -256,7 +258,7 @@ class WorkerSyncService(sync_pb2_grpc.WorkerSyncServicer):
 
     async def _refuse(self, context: Context, error: HandshakeRefusedError) -> NoReturn:
         self._metrics.handshakes_refused.labels(error.kind).inc()
-        _logger.warning("worker refused", extra={"fields": {"reason": str(error)}})
+        _logger.warning("worker refused", extra={"fields": {"reason": str(error), "peer": context.peer()}})
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         raise error  # abort has raised
 
