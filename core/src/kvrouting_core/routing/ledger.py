@@ -38,13 +38,17 @@ class Worker:
 
 
 class Waiting:
-    """A request that arrived and has no answer yet."""
+    """A request that arrived and has no answer yet.
 
-    __slots__ = ("arrived_ms", "request")
+    arrived_ms: when its client first sent it. offered_ms: when the policy was asked, the present attempt's.
+    """
 
-    def __init__(self, request: RoutingRequest, arrived_ms: float) -> None:
+    __slots__ = ("arrived_ms", "offered_ms", "request")
+
+    def __init__(self, request: RoutingRequest, *, arrived_ms: float, offered_ms: float) -> None:
         self.request = request
         self.arrived_ms = arrived_ms
+        self.offered_ms = offered_ms
 
 
 class Reservation:
@@ -166,7 +170,8 @@ class Ledger:
         request_id = arrival.request.request_id
         self.check_new(request_id)
         arrived_ms = now_ms if arrival.arrived_ms is None else arrival.arrived_ms
-        waiting = self._waiting[request_id] = Waiting(arrival.request, arrived_ms)
+        waiting = Waiting(arrival.request, arrived_ms=arrived_ms, offered_ms=now_ms)
+        self._waiting[request_id] = waiting
         return waiting
 
     def check_new(self, request_id: str) -> None:
