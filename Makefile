@@ -53,6 +53,7 @@ check: $(READY) ## format, lint, types, architecture, generated files
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/generate_protos.py --check
 	@$(BIN)/python tools/generate_crd.py --check
 	@$(BIN)/python tools/generate_chart.py --check
+	@$(BIN)/python tools/generate_dashboard.py --check
 
 format: $(READY) ## bring the code into shape
 	@$(BIN)/ruff format .
@@ -71,8 +72,9 @@ crds: $(READY) ## generate the CRD, the operator's rights and docs/crd.md, and t
 images: ## build the images of the product with docker or buildah (IMAGE_TAG, IMAGE_REGISTRY)
 	@tools/build_images $(IMAGE_TAG) $(IMAGE_REGISTRY)
 
-chart: $(READY) ## generate the chart's README and schema; lint and render each of its scenarios
+chart: $(READY) ## generate the chart's README, schema and dashboard; lint and render each of its scenarios
 	@$(BIN)/python tools/generate_chart.py
+	@$(BIN)/python tools/generate_dashboard.py
 	@$(BIN)/python -m pytest tests/chart $(TEST_ARGS)
 
 e2e: $(READY) ## install and use the chart on a cluster with a real node (KVROUTING_E2E_KUBECONFIG, or a throw-away one)

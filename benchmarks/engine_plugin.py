@@ -120,7 +120,7 @@ def longest_hold_ms(cache: Any) -> tuple[float, float]:
         time.sleep(seconds)
         marks.append(time.thread_time())
 
-    identity = RankIdentity(epoch="bench", dp_rank=0, policy="rlt", seed=0)
+    identity = RankIdentity(epoch="bench", dp_rank=0, events_port=None, policy="rlt", seed=0)
     reader = TreeReader(cache.tree_core, pauses=Pauses(sleep_s=rest))
     encoder = msgspec.msgpack.Encoder()
     for answer in EngineState(cache, identity=identity, reader=reader).snapshot():
