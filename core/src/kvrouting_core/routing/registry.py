@@ -20,6 +20,7 @@ from kvrouting_core.routing.parameters import (
     parse_parameters,
 )
 from kvrouting_core.routing.policy import AdmissionLimits, CacheView, Policy
+from kvrouting_core.routing.released import RELEASED_POLICY_NAMES, build_released
 
 POLICY_NAMES: tuple[str, ...] = ("lbgr", "lbgr-paper", "cache_aware", "least_load", "round_robin", "random")
 
@@ -38,10 +39,12 @@ def build_policy(
     parameters: plain values by name; see the policy's class in `parameters`. block_size_tokens: of a routing block.
     Raises: ValueError for an unknown policy, parameter or value, naming what is known.
     """
-    if name not in POLICY_NAMES:
+    if name not in (*POLICY_NAMES, *RELEASED_POLICY_NAMES):
         raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICY_NAMES)}")
     if block_size_tokens < 1:
         raise ValueError(f"block_size_tokens is {block_size_tokens}; give the size of a routing block, 16 to 128")
+    if name in RELEASED_POLICY_NAMES:
+        return build_released(name, parameters, block_size_tokens=block_size_tokens, rng=rng, limits=limits)
     admission = Admission(limits)
     if name == "lbgr":
         lbgr = Lbgr(
