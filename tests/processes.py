@@ -65,6 +65,37 @@ async def command(*arguments: str) -> asyncio.subprocess.Process:
     )
 
 
+async def generate(
+    url: str,
+    tokens: Sequence[int],
+    *,
+    output_tokens: int = 4,
+    stream: bool = True,
+    timeout_s: float = _PATIENCE_S,
+    headers: Mapping[str, str] | None = None,
+) -> Generated:
+    """One answer of `/generate` at a router or an engine."""
+    body = {
+        "input_ids": list(tokens),
+        "sampling_params": {"max_new_tokens": output_tokens, "ignore_eos": True},
+        "stream": stream,
+    }
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.post(f"{url}/generate", json=body, headers=headers) as response,
+    ):
+        text = await response.text()
+    header = response.headers.get("x-kvrouting-decision")
+    payloads = [line[6:] for line in text.splitlines() if line.startswith("data: ")] if stream else [text]
+    return Generated(
+        status=response.status,
+        events=[json.loads(payload) for payload in payloads if payload != "[DONE]"],
+        decision=json.loads(header) if header else None,
+        ended_properly=bool(payloads) and payloads[-1] == "[DONE]",
+    )
+
+
 class LocalPool(Cluster):
     """`async with LocalPool(PoolPlan(...), folder=tmp_path) as pool`: everything is live, and gone afterwards.
 
@@ -82,24 +113,8 @@ class LocalPool(Cluster):
         timeout_s: float = _PATIENCE_S,
     ) -> Generated:
         """One answer through the first router, or from `url`."""
-        body = {
-            "input_ids": list(tokens),
-            "sampling_params": {"max_new_tokens": output_tokens, "ignore_eos": True},
-            "stream": stream,
-        }
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(f"{url or self.router_url}/generate", json=body) as response,
-        ):
-            text = await response.text()
-        header = response.headers.get("x-kvrouting-decision")
-        payloads = [line[6:] for line in text.splitlines() if line.startswith("data: ")] if stream else [text]
-        return Generated(
-            status=response.status,
-            events=[json.loads(payload) for payload in payloads if payload != "[DONE]"],
-            decision=json.loads(header) if header else None,
-            ended_properly=bool(payloads) and payloads[-1] == "[DONE]",
+        return await generate(
+            url or self.router_url, tokens, output_tokens=output_tokens, stream=stream, timeout_s=timeout_s
         )
 
     async def worker(self, number: int, *, router: int = 0) -> Mapping[str, Any]:

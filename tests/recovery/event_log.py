@@ -46,6 +46,19 @@ class EventLog:
         finally:
             socket.close(linger=0)
 
+    def forget_before_flush(self) -> bool:
+        """Begins anew with the latest batch that emptied the cache. Returns: whether there was one."""
+        for i in reversed(range(len(self.batches))):
+            if any(event["type"] == "AllBlocksCleared" for event in self.batches[i].events):
+                del self.batches[:i]
+                return True
+        return False
+
+    def is_contiguous(self) -> bool:
+        """Whether no batch is missing since its first one."""
+        numbers = [batch.sequence for batch in self.batches]
+        return bool(numbers) and numbers == list(range(numbers[0], numbers[-1] + 1))
+
     def is_complete(self) -> bool:
         """Whether it holds every batch from the engine's first one on."""
         return [b.sequence for b in self.batches] == list(range(len(self.batches)))

@@ -37,7 +37,9 @@ class Answer:
     ended_unix_s: float
 
 
-def routing_blocks(stored: Iterable[Mapping[str, Any]], *, key: bytes) -> set[int]:
+def routing_blocks(
+    stored: Iterable[Mapping[str, Any]], *, key: bytes, model: str = MODEL, block_tokens: int = BLOCK_TOKENS
+) -> set[int]:
     """The routing blocks that a cache of these `BlockStored` events holds, worked out page by page.
 
     The slow, obvious definition: each page's whole token path, hashed from its beginning.
@@ -49,8 +51,8 @@ def routing_blocks(stored: Iterable[Mapping[str, Any]], *, key: bytes) -> set[in
             pages[page] = (parent, tokens[i * size : (i + 1) * size])
             parent = page
     parents = {parent for parent, _ in pages.values()}
-    hasher = ChainHasher(key, BLOCK_TOKENS)
-    namespace = Namespace(model=MODEL, lora_adapter=None, cache_salt=None)
+    hasher = ChainHasher(key, block_tokens)
+    namespace = Namespace(model=model, lora_adapter=None, cache_salt=None)
     blocks: set[int] = set()
     for leaf in pages.keys() - parents:
         path: list[list[int]] = []

@@ -16,32 +16,11 @@ import pytest
 
 from kvrouting_simulator.demo.pool_plan import PoolPlan, worker_id
 from tests.processes import LocalPool
+from tests.recovery.attribution import cause
 from tests.recovery.event_log import EventLog, settle
-from tests.recovery.pool_under_test import BLOCK_TOKENS, Answer, Load
+from tests.recovery.pool_under_test import BLOCK_TOKENS, Load
 
 pytestmark = pytest.mark.processes
-
-# Deltas, the request's way to the engine and the wait for its admission: a decision may rest on a view this old.
-VIEW_AGE_S = 2.0
-
-
-def cause(answer: Answer, log: EventLog) -> str:
-    """Why the engine found another prefix than the router saw: `none`, a cause, or `unexplained`.
-
-    The router must have seen what the engine held at one moment shortly before or during the request, and the engine
-    must have found what it held at a later one. Their order tells whether pages went or came meanwhile.
-    """
-    limit = len(answer.prompt) - 1
-    if answer.matched_tokens <= answer.cached_tokens < answer.matched_tokens + BLOCK_TOKENS:
-        return "none"
-    moments = [(s, min(held, limit)) for s, held in log.cached_prefix(answer.prompt)]
-    before = [held for s, held in moments if s < answer.sent_unix_s - VIEW_AGE_S][-1:] or [0]
-    window = before + [held for s, held in moments if answer.sent_unix_s - VIEW_AGE_S <= s <= answer.ended_unix_s]
-    seen = [i for i, held in enumerate(window) if held // BLOCK_TOKENS * BLOCK_TOKENS == answer.matched_tokens]
-    found = [i for i, held in enumerate(window) if held == answer.cached_tokens]
-    if not seen or not found or seen[0] > found[-1]:
-        return "unexplained"
-    return "evicted meanwhile" if answer.cached_tokens < answer.matched_tokens else "stored meanwhile"
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
