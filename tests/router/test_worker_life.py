@@ -217,6 +217,22 @@ async def test_an_unhealthy_engine_is_not_chosen() -> None:
         await router.state("pod-a/0", "live")
 
 
+async def test_a_worker_whose_required_eviction_policy_is_unproven_gets_no_request() -> None:
+    lru = sync_pb2.EvictionPolicy(name="lru", proven_live=True)
+    async with running_engine() as engine, running_router() as router:
+        sidecar = await router.sidecar(engine, required_eviction_policy="rlt")
+        await sidecar.heartbeat(eviction_policy=lru)
+        await router.state("pod-a/0", "suspect")
+        assert "does not prove the eviction policy rlt at work: it proves lru" in (await router.worker())["reason"]
+        assert (await router.worker())["eviction_policy"] == {"name": "lru", "live": True}
+        status, _, _ = await router.post("/v1/chat/completions", chat())
+        assert (status, len(engine.seen)) == (503, 0)
+        await sidecar.heartbeat()
+        await router.state("pod-a/0", "live")
+        status, _, _ = await router.post("/v1/chat/completions", chat())
+        assert (status, len(engine.seen)) == (200, 1)
+
+
 async def test_failed_attempts_open_the_breaker_and_a_probe_closes_it() -> None:
     async with running_engine() as engine, running_router() as router:
         await router.sidecar(engine)

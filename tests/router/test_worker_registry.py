@@ -75,7 +75,7 @@ def registry() -> WorkerRegistry:
     return WorkerRegistry(sync=sync, breaker=BreakerOptions(failures=2), block_size_tokens=16)
 
 
-def vitals(*, healthy: bool = True, reason: str = "") -> Vitals:
+def vitals(*, healthy: bool = True, reason: str = "", eviction: str = "rlt", proven: bool = True) -> Vitals:
     return Vitals(
         engine_healthy=healthy,
         events_flowing=True,
@@ -83,8 +83,8 @@ def vitals(*, healthy: bool = True, reason: str = "") -> Vitals:
         reason=reason,
         blocks=0,
         cached_tokens=0,
-        eviction_policy="rlt",
-        eviction_proven_live=True,
+        eviction_policy=eviction,
+        eviction_proven_live=proven,
         mirror=Mirror.EXACT,
         load=None,
     )
@@ -121,6 +121,43 @@ def test_the_state_follows_from_the_facts_in_their_order() -> None:
     assert state() == ("draining", "draining: rollout")
     worker.left = "its address has changed hands"
     assert state() == ("gone", "its address has changed hands")
+
+
+def test_a_worker_that_must_prove_its_eviction_policy_is_live_only_while_it_does() -> None:
+    workers = registry()
+    worker = workers.introduce(facts(required_eviction="rlt"), now_s=0)
+
+    def state() -> tuple[str, str]:
+        workers.refresh(now_s=1)
+        return worker.state.value, worker.reason
+
+    assert state() == ("syncing", "waits for its snapshot")
+    worker.synced = True
+    unproven = "its engine does not prove the eviction policy rlt at work"
+    assert state() == ("suspect", f"{unproven}: it proves none")
+    worker.vitals = vitals(eviction="lru")
+    assert state() == ("suspect", f"{unproven}: it proves lru")
+    worker.vitals = vitals()
+    assert state() == ("live", "")
+    worker.vitals = vitals(proven=False)
+    assert state() == ("suspect", f"{unproven}: it proves none")
+
+
+def test_a_proof_that_comes_with_the_introduction_is_enough() -> None:
+    workers = registry()
+    worker = workers.introduce(facts(required_eviction="rlt", proven_eviction="rlt"), now_s=0)
+    worker.synced = True
+    workers.refresh(now_s=0)
+    assert worker.state is WorkerState.LIVE
+
+
+def test_without_a_requirement_no_proof_is_asked_for() -> None:
+    workers = registry()
+    worker = workers.introduce(facts(), now_s=0)
+    worker.synced = True
+    worker.vitals = vitals(eviction="lru", proven=False)
+    workers.refresh(now_s=0)
+    assert worker.state is WorkerState.LIVE
 
 
 def test_the_same_epoch_keeps_what_is_known_and_a_new_one_does_not() -> None:

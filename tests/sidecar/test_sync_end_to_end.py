@@ -21,3 +21,16 @@ async def test_routers_see_what_the_engine_stores_and_removes() -> None:
         rank.clear()
         await in_step(engine, router)
         assert router.blocks() == set()
+
+
+async def test_a_sidecar_tells_which_eviction_policy_its_worker_must_prove() -> None:
+    async with FakeEngine() as engine, FakeRouter() as router, running_sidecar(engine, router, require_eviction="rlt"):
+        await eventually(lambda: router.worker())
+        worker = router.worker()
+        assert worker is not None
+        assert worker.hello.required_eviction_policy == "rlt"
+    async with FakeEngine() as engine, FakeRouter() as router, running_sidecar(engine, router):
+        await eventually(lambda: router.worker())
+        worker = router.worker()
+        assert worker is not None
+        assert worker.hello.required_eviction_policy == ""

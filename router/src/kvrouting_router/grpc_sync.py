@@ -83,6 +83,8 @@ def read_hello(hello: sync_pb2.Hello, terms: PoolTerms) -> WorkerFacts:
             page_size_tokens=hello.page_size_tokens,
             tokenizer_fingerprint=hello.tokenizer_fingerprint,
             tokenizer_mismatch=_mismatch(hello.tokenizer_fingerprint, terms.tokenizer_fingerprint),
+            required_eviction=hello.required_eviction_policy,
+            proven_eviction=hello.eviction_policy.name if hello.eviction_policy.proven_live else "",
         )
     except ValueError as error:
         raise HandshakeRefusedError("value", str(error)) from error

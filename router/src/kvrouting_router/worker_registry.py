@@ -18,7 +18,7 @@ class WorkerState(enum.Enum):
 
     SYNCING = "syncing"  # known, its cache view is not complete
     LIVE = "live"  # may be chosen
-    SUSPECT = "suspect"  # silent, unhealthy or failing: not chosen, running requests go on
+    SUSPECT = "suspect"  # silent, unhealthy, unproven or failing: not chosen, running requests go on
     DRAINING = "draining"  # leaves on purpose: not chosen, running requests go on
     GONE = "gone"  # no more; its cache view is dropped
 
@@ -33,7 +33,11 @@ class Mirror(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFacts:
-    """What a worker says of itself when it introduces itself. epoch: empty for one without a sidecar."""
+    """What a worker says of itself when it introduces itself. epoch: empty for one without a sidecar.
+
+    required_eviction: the policy without whose proof it must not be chosen; empty: none is required.
+    proven_eviction: what it proves at work as it introduces itself; empty: nothing.
+    """
 
     worker: WorkerId
     pod_uid: str
@@ -49,6 +53,8 @@ class WorkerFacts:
     page_size_tokens: int = 0
     tokenizer_fingerprint: str = ""
     tokenizer_mismatch: str = ""
+    required_eviction: str = ""
+    proven_eviction: str = ""
     has_sidecar: bool = True
 
     def __post_init__(self) -> None:
@@ -126,6 +132,13 @@ class Worker:
     def mirror(self) -> Mirror:
         """What the view may claim now: a sidecar may lower its word."""
         return self.vitals.mirror if self.vitals else self.facts.mirror
+
+    @property
+    def proven_eviction(self) -> str:
+        """The eviction policy that its engine proves at work now; empty: none."""
+        if self.vitals is None:
+            return self.facts.proven_eviction
+        return self.vitals.eviction_policy if self.vitals.eviction_proven_live else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,4 +229,8 @@ class WorkerRegistry:
             return WorkerState.SUSPECT, worker.vitals.reason or "its engine is not healthy"
         if not worker.synced:
             return WorkerState.SYNCING, "waits for its snapshot"
+        required = worker.facts.required_eviction
+        if required and worker.proven_eviction != required:
+            reports = f"it proves {worker.proven_eviction}" if worker.proven_eviction else "it proves none"
+            return WorkerState.SUSPECT, f"its engine does not prove the eviction policy {required} at work: {reports}"
         return WorkerState.LIVE, worker.vitals.reason if worker.vitals else ""

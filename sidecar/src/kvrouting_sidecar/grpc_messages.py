@@ -36,6 +36,7 @@ def hello(rank: Rank, *, epoch: str) -> sync_pb2.WorkerMessage:
             scheduler=_scheduler(rank),
             page_size_tokens=engine.page_size_tokens,
             engine_version=engine.version,
+            required_eviction_policy=facts.required_eviction,
         )
     )
 

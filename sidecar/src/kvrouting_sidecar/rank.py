@@ -19,7 +19,7 @@ _NO_EVENTS = "the engine publishes no KV events (start it with --kv-events-confi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFacts:
-    """What the operator of the worker decides, and the routers must know."""
+    """What the operator of the worker decides, and the routers must know. required_eviction: empty: none is."""
 
     identity: WorkerIdentity
     model: str
@@ -28,6 +28,7 @@ class WorkerFacts:
     tokenizer_fingerprint: str
     gpu_class: str
     http_endpoint: str
+    required_eviction: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

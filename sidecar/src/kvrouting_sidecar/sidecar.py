@@ -166,6 +166,7 @@ class Sidecar:
             tokenizer_fingerprint=settings.tokenizer_fingerprint,
             gpu_class=settings.gpu_class,
             http_endpoint=settings.advertise_endpoint,
+            required_eviction=settings.require_eviction or "",
         )
 
     def _build_follower(

@@ -24,45 +24,45 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvrouting/v1/sync.proto\x12\x0ckvrouting.v1\"\xee\x01\n\rWorkerMessage\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.kvrouting.v1.HelloH\x00\x12/\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1b.kvrouting.v1.SnapshotChunkH\x00\x12$\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x13.kvrouting.v1.DeltaH\x00\x12,\n\theartbeat\x18\x04 \x01(\x0b\x32\x17.kvrouting.v1.HeartbeatH\x00\x12*\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x16.kvrouting.v1.DrainingH\x00\x42\x06\n\x04\x62ody\"\xcb\x01\n\rRouterMessage\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.kvrouting.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.kvrouting.v1.AckH\x00\x12\x39\n\x10snapshot_request\x18\x03 \x01(\x0b\x32\x1d.kvrouting.v1.SnapshotRequestH\x00\x12+\n\tin_flight\x18\x04 \x01(\x0b\x32\x16.kvrouting.v1.InFlightH\x00\x42\x06\n\x04\x62ody\"\xc0\x03\n\x05Hello\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07pod_uid\x18\x02 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x06 \x01(\r\x12\x13\n\x0bhash_key_id\x18\x07 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x08 \x01(\t\x12\x17\n\x0f\x63\x61pacity_tokens\x18\t \x01(\x04\x12\x11\n\tgpu_class\x18\n \x01(\t\x12\x15\n\rhttp_endpoint\x18\x0b \x01(\t\x12\x0f\n\x07\x64p_size\x18\x0c \x01(\r\x12\x31\n\rmirror_source\x18\r \x01(\x0e\x32\x1a.kvrouting.v1.MirrorSource\x12\x35\n\x0f\x65viction_policy\x18\x0e \x01(\x0b\x32\x1c.kvrouting.v1.EvictionPolicy\x12*\n\tscheduler\x18\x0f \x01(\x0b\x32\x17.kvrouting.v1.Scheduler\x12\x18\n\x10page_size_tokens\x18\x10 \x01(\r\x12\x16\n\x0e\x65ngine_version\x18\x11 \x01(\t\"3\n\x0e\x45victionPolicy\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bproven_live\x18\x02 \x01(\x08\"\x9b\x01\n\tScheduler\x12\x1c\n\x14max_running_requests\x18\x01 \x01(\r\x12\x1e\n\x16\x63hunked_prefill_tokens\x18\x02 \x01(\r\x12\x1a\n\x12max_prefill_tokens\x18\x03 \x01(\r\x12\x1f\n\x17prefill_decode_interval\x18\x04 \x01(\r\x12\x13\n\x0bmixed_chunk\x18\x05 \x01(\x08\"x\n\rSnapshotChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x08\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x15\n\rnext_sequence\x18\x04 \x01(\x04\x12$\n\x04runs\x18\x05 \x03(\x0b\x32\x16.kvrouting.v1.BlockRun\"*\n\x08\x42lockRun\x12\x0e\n\x06parent\x18\x01 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x02 \x03(\x06\"r\n\x05\x44\x65lta\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\r\n\x05\x63lear\x18\x03 \x01(\x08\x12\x0f\n\x07trimmed\x18\x04 \x03(\x06\x12(\n\x08\x65xtended\x18\x05 \x03(\x0b\x32\x16.kvrouting.v1.BlockRun\"\xfd\x01\n\x04Load\x12\x18\n\x10running_requests\x18\x01 \x01(\x04\x12\x18\n\x10waiting_requests\x18\x02 \x01(\x04\x12\x13\n\x0bused_tokens\x18\x03 \x01(\x04\x12\x18\n\x10max_total_tokens\x18\x04 \x01(\x04\x12\x1f\n\x17waiting_uncached_tokens\x18\x05 \x01(\x04\x12\x1c\n\x14max_running_requests\x18\x06 \x01(\x04\x12%\n\x1dtotal_prefill_uncached_tokens\x18\x07 \x01(\x04\x12\x1d\n\x15total_prefill_busy_us\x18\x08 \x01(\x04\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\"\xd1\x02\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x15\n\rnext_sequence\x18\x02 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\x12 \n\x04load\x18\x05 \x01(\x0b\x32\x12.kvrouting.v1.Load\x12\x31\n\rmirror_source\x18\x06 \x01(\x0e\x32\x1a.kvrouting.v1.MirrorSource\x12\x16\n\x0e\x65ngine_healthy\x18\x07 \x01(\x08\x12\x16\n\x0e\x65vents_flowing\x18\x08 \x01(\x08\x12\x35\n\x0f\x65viction_policy\x18\t \x01(\x0b\x32\x1c.kvrouting.v1.EvictionPolicy\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x15\n\rcached_tokens\x18\x0b \x01(\x04\x12\x1b\n\x13\x65nd_to_end_verified\x18\x0c \x01(\x08\")\n\x08\x44raining\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"@\n\x07Welcome\x12\x17\n\x0fwindow_messages\x18\x01 \x01(\r\x12\x1c\n\x14heartbeat_interval_s\x18\x02 \x01(\x01\"\x17\n\x03\x41\x63k\x12\x10\n\x08messages\x18\x01 \x01(\x04\"!\n\x0fSnapshotRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1c\n\x08InFlight\x12\x10\n\x08requests\x18\x01 \x01(\x04*\x80\x01\n\x0cMirrorSource\x12\x1d\n\x19MIRROR_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13MIRROR_SOURCE_EXACT\x10\x01\x12\x19\n\x15MIRROR_SOURCE_PARTIAL\x10\x02\x12\x1d\n\x19MIRROR_SOURCE_APPROXIMATE\x10\x03\x32R\n\nWorkerSync\x12\x44\n\x04Sync\x12\x1b.kvrouting.v1.WorkerMessage\x1a\x1b.kvrouting.v1.RouterMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvrouting/v1/sync.proto\x12\x0ckvrouting.v1\"\xee\x01\n\rWorkerMessage\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.kvrouting.v1.HelloH\x00\x12/\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1b.kvrouting.v1.SnapshotChunkH\x00\x12$\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x13.kvrouting.v1.DeltaH\x00\x12,\n\theartbeat\x18\x04 \x01(\x0b\x32\x17.kvrouting.v1.HeartbeatH\x00\x12*\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x16.kvrouting.v1.DrainingH\x00\x42\x06\n\x04\x62ody\"\xcb\x01\n\rRouterMessage\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.kvrouting.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.kvrouting.v1.AckH\x00\x12\x39\n\x10snapshot_request\x18\x03 \x01(\x0b\x32\x1d.kvrouting.v1.SnapshotRequestH\x00\x12+\n\tin_flight\x18\x04 \x01(\x0b\x32\x16.kvrouting.v1.InFlightH\x00\x42\x06\n\x04\x62ody\"\xe2\x03\n\x05Hello\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07pod_uid\x18\x02 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x06 \x01(\r\x12\x13\n\x0bhash_key_id\x18\x07 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x08 \x01(\t\x12\x17\n\x0f\x63\x61pacity_tokens\x18\t \x01(\x04\x12\x11\n\tgpu_class\x18\n \x01(\t\x12\x15\n\rhttp_endpoint\x18\x0b \x01(\t\x12\x0f\n\x07\x64p_size\x18\x0c \x01(\r\x12\x31\n\rmirror_source\x18\r \x01(\x0e\x32\x1a.kvrouting.v1.MirrorSource\x12\x35\n\x0f\x65viction_policy\x18\x0e \x01(\x0b\x32\x1c.kvrouting.v1.EvictionPolicy\x12*\n\tscheduler\x18\x0f \x01(\x0b\x32\x17.kvrouting.v1.Scheduler\x12\x18\n\x10page_size_tokens\x18\x10 \x01(\r\x12\x16\n\x0e\x65ngine_version\x18\x11 \x01(\t\x12 \n\x18required_eviction_policy\x18\x12 \x01(\t\"3\n\x0e\x45victionPolicy\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bproven_live\x18\x02 \x01(\x08\"\x9b\x01\n\tScheduler\x12\x1c\n\x14max_running_requests\x18\x01 \x01(\r\x12\x1e\n\x16\x63hunked_prefill_tokens\x18\x02 \x01(\r\x12\x1a\n\x12max_prefill_tokens\x18\x03 \x01(\r\x12\x1f\n\x17prefill_decode_interval\x18\x04 \x01(\r\x12\x13\n\x0bmixed_chunk\x18\x05 \x01(\x08\"x\n\rSnapshotChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x08\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x15\n\rnext_sequence\x18\x04 \x01(\x04\x12$\n\x04runs\x18\x05 \x03(\x0b\x32\x16.kvrouting.v1.BlockRun\"*\n\x08\x42lockRun\x12\x0e\n\x06parent\x18\x01 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x02 \x03(\x06\"r\n\x05\x44\x65lta\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\r\n\x05\x63lear\x18\x03 \x01(\x08\x12\x0f\n\x07trimmed\x18\x04 \x03(\x06\x12(\n\x08\x65xtended\x18\x05 \x03(\x0b\x32\x16.kvrouting.v1.BlockRun\"\xfd\x01\n\x04Load\x12\x18\n\x10running_requests\x18\x01 \x01(\x04\x12\x18\n\x10waiting_requests\x18\x02 \x01(\x04\x12\x13\n\x0bused_tokens\x18\x03 \x01(\x04\x12\x18\n\x10max_total_tokens\x18\x04 \x01(\x04\x12\x1f\n\x17waiting_uncached_tokens\x18\x05 \x01(\x04\x12\x1c\n\x14max_running_requests\x18\x06 \x01(\x04\x12%\n\x1dtotal_prefill_uncached_tokens\x18\x07 \x01(\x04\x12\x1d\n\x15total_prefill_busy_us\x18\x08 \x01(\x04\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\"\xd1\x02\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x15\n\rnext_sequence\x18\x02 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\x12 \n\x04load\x18\x05 \x01(\x0b\x32\x12.kvrouting.v1.Load\x12\x31\n\rmirror_source\x18\x06 \x01(\x0e\x32\x1a.kvrouting.v1.MirrorSource\x12\x16\n\x0e\x65ngine_healthy\x18\x07 \x01(\x08\x12\x16\n\x0e\x65vents_flowing\x18\x08 \x01(\x08\x12\x35\n\x0f\x65viction_policy\x18\t \x01(\x0b\x32\x1c.kvrouting.v1.EvictionPolicy\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x15\n\rcached_tokens\x18\x0b \x01(\x04\x12\x1b\n\x13\x65nd_to_end_verified\x18\x0c \x01(\x08\")\n\x08\x44raining\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"@\n\x07Welcome\x12\x17\n\x0fwindow_messages\x18\x01 \x01(\r\x12\x1c\n\x14heartbeat_interval_s\x18\x02 \x01(\x01\"\x17\n\x03\x41\x63k\x12\x10\n\x08messages\x18\x01 \x01(\x04\"!\n\x0fSnapshotRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1c\n\x08InFlight\x12\x10\n\x08requests\x18\x01 \x01(\x04*\x80\x01\n\x0cMirrorSource\x12\x1d\n\x19MIRROR_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13MIRROR_SOURCE_EXACT\x10\x01\x12\x19\n\x15MIRROR_SOURCE_PARTIAL\x10\x02\x12\x1d\n\x19MIRROR_SOURCE_APPROXIMATE\x10\x03\x32R\n\nWorkerSync\x12\x44\n\x04Sync\x12\x1b.kvrouting.v1.WorkerMessage\x1a\x1b.kvrouting.v1.RouterMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvrouting.v1.sync_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MIRRORSOURCE']._serialized_start=2228
-  _globals['_MIRRORSOURCE']._serialized_end=2356
+  _globals['_MIRRORSOURCE']._serialized_start=2262
+  _globals['_MIRRORSOURCE']._serialized_end=2390
   _globals['_WORKERMESSAGE']._serialized_start=42
   _globals['_WORKERMESSAGE']._serialized_end=280
   _globals['_ROUTERMESSAGE']._serialized_start=283
   _globals['_ROUTERMESSAGE']._serialized_end=486
   _globals['_HELLO']._serialized_start=489
-  _globals['_HELLO']._serialized_end=937
-  _globals['_EVICTIONPOLICY']._serialized_start=939
-  _globals['_EVICTIONPOLICY']._serialized_end=990
-  _globals['_SCHEDULER']._serialized_start=993
-  _globals['_SCHEDULER']._serialized_end=1148
-  _globals['_SNAPSHOTCHUNK']._serialized_start=1150
-  _globals['_SNAPSHOTCHUNK']._serialized_end=1270
-  _globals['_BLOCKRUN']._serialized_start=1272
-  _globals['_BLOCKRUN']._serialized_end=1314
-  _globals['_DELTA']._serialized_start=1316
-  _globals['_DELTA']._serialized_end=1430
-  _globals['_LOAD']._serialized_start=1433
-  _globals['_LOAD']._serialized_end=1686
-  _globals['_HEARTBEAT']._serialized_start=1689
-  _globals['_HEARTBEAT']._serialized_end=2026
-  _globals['_DRAINING']._serialized_start=2028
-  _globals['_DRAINING']._serialized_end=2069
-  _globals['_WELCOME']._serialized_start=2071
-  _globals['_WELCOME']._serialized_end=2135
-  _globals['_ACK']._serialized_start=2137
-  _globals['_ACK']._serialized_end=2160
-  _globals['_SNAPSHOTREQUEST']._serialized_start=2162
-  _globals['_SNAPSHOTREQUEST']._serialized_end=2195
-  _globals['_INFLIGHT']._serialized_start=2197
-  _globals['_INFLIGHT']._serialized_end=2225
-  _globals['_WORKERSYNC']._serialized_start=2358
-  _globals['_WORKERSYNC']._serialized_end=2440
+  _globals['_HELLO']._serialized_end=971
+  _globals['_EVICTIONPOLICY']._serialized_start=973
+  _globals['_EVICTIONPOLICY']._serialized_end=1024
+  _globals['_SCHEDULER']._serialized_start=1027
+  _globals['_SCHEDULER']._serialized_end=1182
+  _globals['_SNAPSHOTCHUNK']._serialized_start=1184
+  _globals['_SNAPSHOTCHUNK']._serialized_end=1304
+  _globals['_BLOCKRUN']._serialized_start=1306
+  _globals['_BLOCKRUN']._serialized_end=1348
+  _globals['_DELTA']._serialized_start=1350
+  _globals['_DELTA']._serialized_end=1464
+  _globals['_LOAD']._serialized_start=1467
+  _globals['_LOAD']._serialized_end=1720
+  _globals['_HEARTBEAT']._serialized_start=1723
+  _globals['_HEARTBEAT']._serialized_end=2060
+  _globals['_DRAINING']._serialized_start=2062
+  _globals['_DRAINING']._serialized_end=2103
+  _globals['_WELCOME']._serialized_start=2105
+  _globals['_WELCOME']._serialized_end=2169
+  _globals['_ACK']._serialized_start=2171
+  _globals['_ACK']._serialized_end=2194
+  _globals['_SNAPSHOTREQUEST']._serialized_start=2196
+  _globals['_SNAPSHOTREQUEST']._serialized_end=2229
+  _globals['_INFLIGHT']._serialized_start=2231
+  _globals['_INFLIGHT']._serialized_end=2259
+  _globals['_WORKERSYNC']._serialized_start=2392
+  _globals['_WORKERSYNC']._serialized_end=2474
 # @@protoc_insertion_point(module_scope)

@@ -141,6 +141,7 @@ class Hello(google.protobuf.message.Message):
     SCHEDULER_FIELD_NUMBER: builtins.int
     PAGE_SIZE_TOKENS_FIELD_NUMBER: builtins.int
     ENGINE_VERSION_FIELD_NUMBER: builtins.int
+    REQUIRED_EVICTION_POLICY_FIELD_NUMBER: builtins.int
     pool: builtins.str
     pod_uid: builtins.str
     dp_rank: builtins.int
@@ -164,6 +165,8 @@ class Hello(google.protobuf.message.Message):
     mirror_source: Global___MirrorSource.ValueType
     page_size_tokens: builtins.int
     engine_version: builtins.str
+    required_eviction_policy: builtins.str
+    """The worker gets no request before its heartbeats prove this policy at work; empty: none is required."""
     @property
     def eviction_policy(self) -> Global___EvictionPolicy: ...
     @property
@@ -188,9 +191,10 @@ class Hello(google.protobuf.message.Message):
         scheduler: Global___Scheduler | None = ...,
         page_size_tokens: builtins.int = ...,
         engine_version: builtins.str = ...,
+        required_eviction_policy: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["eviction_policy", b"eviction_policy", "scheduler", b"scheduler"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "dp_rank", b"dp_rank", "dp_size", b"dp_size", "engine_version", b"engine_version", "epoch", b"epoch", "eviction_policy", b"eviction_policy", "gpu_class", b"gpu_class", "hash_key_id", b"hash_key_id", "http_endpoint", b"http_endpoint", "mirror_source", b"mirror_source", "model", b"model", "page_size_tokens", b"page_size_tokens", "pod_uid", b"pod_uid", "pool", b"pool", "scheduler", b"scheduler", "tokenizer_fingerprint", b"tokenizer_fingerprint"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "dp_rank", b"dp_rank", "dp_size", b"dp_size", "engine_version", b"engine_version", "epoch", b"epoch", "eviction_policy", b"eviction_policy", "gpu_class", b"gpu_class", "hash_key_id", b"hash_key_id", "http_endpoint", b"http_endpoint", "mirror_source", b"mirror_source", "model", b"model", "page_size_tokens", b"page_size_tokens", "pod_uid", b"pod_uid", "pool", b"pool", "required_eviction_policy", b"required_eviction_policy", "scheduler", b"scheduler", "tokenizer_fingerprint", b"tokenizer_fingerprint"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 
