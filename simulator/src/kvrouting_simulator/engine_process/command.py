@@ -18,6 +18,7 @@ from kvrouting_simulator.engine_process.event_publisher import PublisherLimits
 from kvrouting_simulator.engine_process.misbehaviour import parse_fault
 from kvrouting_simulator.engine_process.rank import RankOptions
 from kvrouting_simulator.engine_process.server import EngineServer, ServerOptions
+from kvrouting_simulator.engine_process.tracing import Tracer
 from kvrouting_simulator.option_types import NOT_NEGATIVE, POSITIVE
 
 _PORT = click.IntRange(0, 65535)
@@ -107,7 +108,12 @@ class _JsonLines(logging.Formatter):
 )
 @click.option("--allow-misbehave", is_flag=True, help="Take such faults at POST /misbehave too.")
 @click.option("--shutdown-seconds", type=NOT_NEGATIVE, default=5.0, help="What running requests get after SIGTERM.")
-def engine(**given: Any) -> None:
+@click.option(
+    "--tracing/--no-tracing",
+    default=False,
+    help="Send spans by OTLP over gRPC, as the variables OTEL_EXPORTER_OTLP_* and OTEL_TRACES_SAMPLER say.",
+)
+def engine(*, tracing: bool, **given: Any) -> None:
     """Run a simulated engine: SGLang's HTTP, KV events, load and state socket, without a GPU.
 
     Answers are made up, and always as long as was asked for: 16 tokens for a completion and 128 for /generate
@@ -118,9 +124,15 @@ def engine(**given: Any) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     try:
         options = _options(**given)
-        uvloop.run(EngineServer(options).run())
+        uvloop.run(EngineServer(options, tracer=_tracer() if tracing else None).run())
     except (ValueError, ListenError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _tracer() -> Tracer:
+    from kvrouting_simulator.engine_process.tracing_otel import OtelTracer  # the SDK is heavy: only when asked for
+
+    return OtelTracer.from_environment()
 
 
 def _options(**given: Any) -> ServerOptions:

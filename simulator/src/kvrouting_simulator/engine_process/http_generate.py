@@ -19,6 +19,7 @@ from kvrouting_simulator.engine_process.http_bodies import (
 from kvrouting_simulator.engine_process.rank import Rank
 from kvrouting_simulator.engine_process.replies import DONE, generate_reply, sse
 from kvrouting_simulator.engine_process.text_stream import TextStream
+from kvrouting_simulator.engine_process.tracing import started
 
 
 class _AbortBody(msgspec.Struct):
@@ -48,6 +49,7 @@ class GenerateHandlers:
         body, given, is_list = parse_generate(await request.read())
         job = await self._job(body, given, is_list=is_list)
         rank, generations = await self._engine.start(job)
+        started(request, generations)
         several = is_list or job.n > 1
         if body.stream:
             return await streamed(request, rank, generations, self._stream(rank, generations, several))

@@ -32,6 +32,7 @@ from kvrouting_simulator.engine_process.replies import (
     usage,
 )
 from kvrouting_simulator.engine_process.text_stream import TextStream
+from kvrouting_simulator.engine_process.tracing import started
 
 DP_RANK_HEADER = "X-Data-Parallel-Rank"
 
@@ -59,6 +60,7 @@ class OpenAIHandlers:
         namespace = self._engine.namespace(model=body.model, lora_path=body.lora_path, cache_salt=body.cache_salt)
         job = _job(request, body, await self._engine.prompts(given, namespace), max_tokens=body.max_tokens)
         rank, generations = await self._engine.start(job)
+        started(request, generations)
         frame = _Frame(generations[0].request_id, body.model)
         if body.stream:
             return await streamed(request, rank, generations, self._completion_stream(body, frame, generations))
@@ -78,6 +80,7 @@ class OpenAIHandlers:
         prompt = await self._engine.chat_prompt(whole, len(data), namespace)
         job = _job(request, body, [prompt], max_tokens=limit)
         rank, generations = await self._engine.start(job)
+        started(request, generations)
         frame = _Frame(generations[0].request_id, body.model)
         if body.stream:
             return await streamed(request, rank, generations, self._chat_stream(body, frame, generations))

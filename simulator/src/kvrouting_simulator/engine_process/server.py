@@ -32,6 +32,7 @@ from kvrouting_simulator.engine_process.load_reports import LOAD_HIGH_WATER_MARK
 from kvrouting_simulator.engine_process.metrics import EngineMetrics
 from kvrouting_simulator.engine_process.misbehaviour import Fault, Misbehaviour
 from kvrouting_simulator.engine_process.rank import Rank, RankOptions, RankOutlets
+from kvrouting_simulator.engine_process.tracing import Tracer, Tracing
 from kvrouting_tokenization import Tokenizer, load_tokenizer
 
 _MAX_BODY_BYTES = 256 * 2**20
@@ -102,8 +103,10 @@ class _Ports:
 class EngineServer:
     """One engine process."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, *, tracer: Tracer | None = None) -> None:
+        """tracer: gets every request that was served; None: nothing is traced."""
         self._options = options
+        self._tracer = tracer
         self._clock = RealClock(speed=options.speed, monotonic_s=time.monotonic)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._bound: list[BoundRange] = []
@@ -116,6 +119,8 @@ class EngineServer:
                 await self._run(tokenizer, http)
         finally:
             self._context.destroy(linger=0)
+            if self._tracer is not None:
+                await asyncio.to_thread(self._tracer.close)
 
     async def _run(self, tokenizer: Tokenizer, http: socket.socket) -> None:
         options, ports = self._options, self._bind()
@@ -209,7 +214,8 @@ class EngineServer:
         )
 
     def _application(self, engine: Engine, admin: AdminHandlers, misbehaviour: Misbehaviour) -> web.Application:
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[errors, misbehaviour.middleware])
+        traced = [] if self._tracer is None else [Tracing(self._tracer).middleware]
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[*traced, errors, misbehaviour.middleware])
         app.add_routes(admin.routes())
         app.add_routes(OpenAIHandlers(engine, cache_report=self._options.cache_report).routes())
         app.add_routes(GenerateHandlers(engine).routes())
