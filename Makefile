@@ -8,13 +8,27 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Tests that start processes share the cores with them: one worker fewer than cores would leave a small machine none.
 TEST_ARGS ?=
-OUT ?= out/demo
+# Of the demo: simulated, or sglang (two real servers on the CPU, in an environment of their own).
+ENGINE ?= simulated
+OUT ?= out/demo$(if $(filter sglang,$(ENGINE)),-sglang)
 IMAGE_TAG ?= 0.1.0
 IMAGE_REGISTRY ?=
 ENGINE_VENV := .venv-engine
 ENGINE_READY := $(ENGINE_VENV)/.ready
 # A real engine on the CPU: one thread each, nothing fetched at run time.
 ENGINE_ENV := SGLANG_USE_CPU_ENGINE=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
+
+# Outside CI an environment that cannot be made is a reason to skip: tools/engine_environment says which, and ends with 77.
+define engine_environment
+@test -e $(ENGINE_READY) || { tools/engine_environment $(ENGINE_VENV) $(PYTHON) && touch $(ENGINE_READY); } || { \
+	code=$$?; rm -rf $(ENGINE_VENV); \
+	if [ $$code = 77 ] && [ "$${CI:-}" != true ]; then echo "$@: skipped, see the line above"; exit 0; fi; exit $$code; }
+endef
+
+define with_engine
+$(engine_environment)
+@test ! -e $(ENGINE_READY) || $(ENGINE_ENV) $(ENGINE_VENV)/bin/python $(1)
+endef
 
 help: ## what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -25,19 +39,16 @@ $(READY): pyproject.toml constraints.txt tools/setup
 	@tools/setup $(VENV) $(PYTHON)
 	@touch $@
 
-demo: $(READY) ## run four simulated engines, sidecars and the router, compare two set-ups (3 minutes)
-	@$(BIN)/kvrouting demo --out $(OUT)
+demo: $(READY) ## run engines, sidecars and the router, compare two set-ups (3 minutes; ENGINE=sglang: 5, on real servers)
+ifeq ($(ENGINE),sglang)
+	$(engine_environment)
+	@test ! -e $(ENGINE_READY) || $(BIN)/kvrouting demo --engine sglang --engine-python $(ENGINE_VENV)/bin/python --out $(OUT)
+else
+	@$(BIN)/kvrouting demo --engine $(ENGINE) --out $(OUT)
+endif
 
 test: $(READY) ## all tests that this machine allows
 	@$(BIN)/python -m pytest $(TEST_ARGS)
-
-# Outside CI an environment that cannot be made is a reason to skip: tools/engine_environment says which, and ends with 77.
-define with_engine
-@test -e $(ENGINE_READY) || { tools/engine_environment $(ENGINE_VENV) $(PYTHON) && touch $(ENGINE_READY); } || { \
-	code=$$?; rm -rf $(ENGINE_VENV); \
-	if [ $$code = 77 ] && [ "$${CI:-}" != true ]; then echo "$@: skipped, see the line above"; exit 0; fi; exit $$code; }
-@test ! -e $(ENGINE_READY) || $(ENGINE_ENV) $(ENGINE_VENV)/bin/python $(1)
-endef
 
 test-engine: ## the plug-in inside a real SGLang on the CPU (its own environment: 3 minutes and 1.7 GB, once)
 	$(call with_engine,-m pytest -W default tests/engine $(TEST_ARGS))

@@ -14,11 +14,10 @@ from typing import Any, Self
 
 import aiohttp
 
+from kvrouting_simulator.demo.engine_launcher import EnginePorts
 from kvrouting_simulator.demo.pool_plan import (
-    EnginePorts,
     PoolPlan,
     RouterPorts,
-    engine_spec,
     router_spec,
     sidecar_spec,
     worker_id,
@@ -50,8 +49,9 @@ class Cluster:
         ports = list(free_ports(len(fields(EnginePorts)) * plan.engines + 2 * plan.routers, rng=rng))
         self.engine_ports = [_engine_ports(ports) for _ in range(plan.engines)]
         self.router_ports = [RouterPorts(http=ports.pop(), grpc=ports.pop()) for _ in range(plan.routers)]
+        self._launcher = plan.starts
         self.engines = [
-            ManagedProcess(engine_spec(plan, number, own), folder=folder)
+            ManagedProcess(self._launcher.spec(plan.settings, number, own), folder=folder)
             for number, own in enumerate(self.engine_ports)
         ]
         self.sidecars = [
@@ -82,20 +82,20 @@ class Cluster:
     async def __aenter__(self) -> Self:
         try:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
-            await self._start((*self.routers, *self.engines))
+            for process in (*self.routers, *self.engines):
+                await process.start()
+            for number in range(self.plan.engines):
+                await self._launcher.wait_ready(self.engines[number], self.engine_ports[number])
             # A sidecar that finds no engine looks again only seconds later.
-            await self._start(self.sidecars)
-            await self.wait_live(range(self.plan.engines), timeout_s=_START_LIMIT_S)
+            for process in self.sidecars:
+                await process.start()
+            for process in (*self.routers, *self.sidecars):
+                await process.wait_for_event("listening", timeout_s=_START_LIMIT_S)
+            await self.wait_live(range(self.plan.engines), timeout_s=self._launcher.start_limit_s)
         except BaseException:
             await self._end()
             raise
         return self
-
-    async def _start(self, processes: Sequence[ManagedProcess]) -> None:
-        for process in processes:
-            await process.start()
-        for process in processes:
-            await process.wait_for_event("listening", timeout_s=_START_LIMIT_S)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -125,9 +125,9 @@ class Cluster:
         await self.engines[number].kill()
 
     async def restart_engine(self, number: int) -> None:
-        """A new engine process at the same ports; returns when it listens."""
+        """A new engine process at the same ports; returns when it serves."""
         await self.engines[number].start()
-        await self.engines[number].wait_for_event("listening", timeout_s=_START_LIMIT_S)
+        await self._launcher.wait_ready(self.engines[number], self.engine_ports[number])
 
     async def workers(self, *, router: int = 0) -> Mapping[str, Mapping[str, Any]]:
         """What a router believes of each worker, by worker id. Raises: aiohttp.ClientError, TimeoutError."""

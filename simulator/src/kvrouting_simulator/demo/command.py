@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,18 @@ import click
 from rich.console import Console
 
 from kvrouting_simulator.demo.cluster import PoolNotLiveError
+from kvrouting_simulator.demo.introduction import introduction
 from kvrouting_simulator.demo.ports import NoFreePortsError
 from kvrouting_simulator.demo.processes import ProcessFailedError
 from kvrouting_simulator.demo.real_run import run_setup
-from kvrouting_simulator.demo.scenario import DemoScenario
+from kvrouting_simulator.demo.scenario import DemoScenario, sglang_scenario
+from kvrouting_simulator.demo.sglang_engines import NoSglangError, SglangEngines, write_model
 from kvrouting_simulator.demo.virtual_run import virtual_setups
 from kvrouting_simulator.report import Report, Run, save_report
 from kvrouting_simulator.report.table import agreement_table, comparison_table, require_answers, trouble_lines
 
 _INTERRUPTED = 130  # as shells report an interrupt
-_EXPECTED_ERRORS = (ProcessFailedError, PoolNotLiveError, NoFreePortsError)
+_EXPECTED_ERRORS = (ProcessFailedError, PoolNotLiveError, NoFreePortsError, NoSglangError)
 
 
 @click.command()
@@ -32,32 +35,66 @@ _EXPECTED_ERRORS = (ProcessFailedError, PoolNotLiveError, NoFreePortsError)
     show_default=True,
     help="Folder for the report and the logs.",
 )
-@click.option("--requests", type=click.IntRange(min=1), help="Of each half.  [default: 540]")
+@click.option("--requests", type=click.IntRange(min=1), help="Of each half.  [default: 540; sglang: 180]")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the requests, their arrivals and evictions.")
-@click.option("--virtual/--no-virtual", default=True, show_default=True, help="Also simulate both halves.")
-def demo(out: Path, requests: int | None, seed: int, *, virtual: bool) -> None:
-    """Run four simulated engines, their sidecars and the router, all as processes, and compare two set-ups.
+@click.option(
+    "--virtual/--no-virtual", default=None, help="Also simulate both halves.  [default: yes; sglang: not possible]"
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["simulated", "sglang"]),
+    default="simulated",
+    show_default=True,
+    help="Simulated engines, or two real servers on the CPU with a tiny model.",
+)
+@click.option(
+    "--engine-python",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="With sglang: the Python in whose environment SGLang and the plug-in are installed.",
+)
+def demo(
+    out: Path, requests: int | None, seed: int, engine: str, engine_python: Path | None, *, virtual: bool | None
+) -> None:
+    """Run engines, their sidecars and the router, all as processes, and compare two set-ups.
 
     The same requests go through the HTTP API twice, first with cache-aware routing and LRU eviction, then with LBGR
-    and RLT. In each half one engine is killed and comes back. Takes about three minutes and ends everything it
-    started, however it ends.
+    and RLT. In each half one engine is killed and comes back. Takes three minutes with four simulated engines, five
+    with two real ones, and ends everything it started, however it ends.
     """
-    scenario = DemoScenario(seed=seed)
-    if requests is not None:
-        scenario = replace(scenario, gsp=replace(scenario.gsp, requests=requests))
-    console = Console()
-    start_s = time.monotonic()
-    try:
-        runs = asyncio.run(_real_runs(scenario, out, console))
-        report = _report(scenario, runs, console, virtual=virtual)
-    except _EXPECTED_ERRORS as error:
-        raise click.ClickException(str(error)) from error
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print("interrupted; all processes have ended")
-        raise SystemExit(_INTERRUPTED) from None
+    sglang = engine == "sglang"
+    if sglang and virtual:
+        raise click.UsageError(
+            "--virtual needs --engine simulated: the virtual clock does not know this machine's times"
+        )
+    if sglang is not (engine_python is not None):
+        raise click.UsageError("--engine sglang and --engine-python belong together: give both or none")
+    console, start_s = Console(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kvrouting-model-") as folder:
+        try:
+            scenario = _scenario(engine_python, Path(folder), seed=seed, requests=requests)
+            runs = asyncio.run(_real_runs(scenario, out, console))
+            report = _report(scenario, runs, console, virtual=not sglang if virtual is None else virtual)
+        except _EXPECTED_ERRORS as error:
+            raise click.ClickException(str(error)) from error
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            console.print("interrupted; all processes have ended")
+            raise SystemExit(_INTERRUPTED) from None
     _show(report, out, console)
     console.print(f"took {time.monotonic() - start_s:.0f} s; all processes have ended", highlight=False)
     require_answers(report)
+
+
+def _scenario(engine_python: Path | None, model_folder: Path, *, seed: int, requests: int | None) -> DemoScenario:
+    """The engines are real ones if a Python that has them is given."""
+    if engine_python is None:
+        scenario = DemoScenario(seed=seed)
+    else:
+        # Its own path, not what a link leads to: by that a Python finds its environment.
+        engines = SglangEngines.found(engine_python.absolute(), model_folder=write_model(model_folder))
+        scenario = sglang_scenario(engines, seed=seed)
+    if requests is None:
+        return scenario
+    return replace(scenario, gsp=replace(scenario.gsp, requests=requests))
 
 
 async def _real_runs(scenario: DemoScenario, out: Path, console: Console) -> list[Run]:
@@ -81,42 +118,10 @@ def _report(scenario: DemoScenario, real: list[Run], console: Console, *, virtua
         reference = [last]
     return Report(
         title="kvrouting demo",
-        introduction=_introduction(scenario, virtual=virtual),
+        introduction=introduction(scenario, virtual=virtual),
         runs=(*real, *reference, *twins),
         pairs=tuple((run.name, twin.name) for run, twin in zip(real, twins, strict=virtual)),
     )
-
-
-def _introduction(scenario: DemoScenario, *, virtual: bool) -> tuple[str, ...]:
-    lines = [
-        (
-            f"{scenario.engines} simulated {scenario.worker_class} engines with KV caches of "
-            f"{scenario.capacity_tokens:,} tokens, a sidecar each, and one router ran as processes of their own on "
-            "this machine. The same requests at the same times went through the router's HTTP API as streams, once "
-            "for each set-up; all processes were new in each half."
-        ),
-        (
-            "The requests are GSP, prompts that share their first half within a group, at half its size: half the "
-            "groups on caches of half the tokens, so that shared prefixes stand to caches as in the whole benchmark."
-        ),
-        (
-            "In each half one engine is killed with signal 9 while it has requests, and started again with an empty "
-            "cache. A request whose answer had not begun goes to another worker inside the router. One whose answer "
-            "was cut is sent again by the client, once; it is counted in the table and its latency counts from its "
-            "first arrival."
-        ),
-    ]
-    if virtual:
-        lines.append(
-            f"{scenario.setups[0].policy} follows a prefix that is more than half of the prompt, and here none is: GSP "
-            "shares exactly half. So it only keeps the caches equally full. The last column shows, simulated, what it "
-            "does with a threshold below half."
-        )
-        lines.append(
-            "Agreement: the same scenario with the same arrivals and the failure as it happened, run by the same "
-            "engine model, index and policies on a virtual clock, without processes."
-        )
-    return tuple(lines)
 
 
 def _show(report: Report, out: Path, console: Console) -> None:

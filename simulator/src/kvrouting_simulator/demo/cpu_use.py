@@ -10,15 +10,21 @@ from pathlib import Path
 from kvrouting_simulator.demo.processes import ManagedProcess
 
 
-def cpu_s(pid: int) -> float | None:
-    """User and system time of a process; None where the system does not tell, or the process is gone."""
+def cpu_s(leader: int) -> float | None:
+    """User and system time of a session's living processes; None where the system does not tell, or none lives."""
+    found = [used for stat in Path("/proc").glob("[0-9]*/stat") if (used := _cpu_ticks(stat, leader)) is not None]
+    return sum(found) / os.sysconf("SC_CLK_TCK") if found else None
+
+
+def _cpu_ticks(stat: Path, session: int) -> int | None:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+        text = stat.read_text()
+    except OSError:  # it has just ended
         return None
-    # The name may hold anything; what follows its closing bracket is made of numbers: utime and stime are 14th, 15th.
-    values = stat.rpartition(")")[2].split()
-    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+    # The name may hold anything; what follows its closing bracket is made of numbers: the session is the 6th value,
+    # utime and stime are 14th and 15th.
+    values = text.rpartition(")")[2].split()
+    return int(values[11]) + int(values[12]) if int(values[3]) == session else None
 
 
 class CpuMeter:

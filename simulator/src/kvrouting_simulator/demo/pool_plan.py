@@ -9,18 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvrouting_simulator.bounds import at_least, positive
+from kvrouting_simulator.demo.engine_launcher import EngineLauncher, EnginePorts, EngineSettings
 from kvrouting_simulator.demo.processes import ProcessSpec
+from kvrouting_simulator.demo.simulated_engines import MODEL as MODEL  # also the name that tests ask for
+from kvrouting_simulator.demo.simulated_engines import SimulatedEngines
 
 POOL_NAME = "local"
-MODEL = "simulated-llama"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolPlan:
-    """A pool of simulated engines, a sidecar each, and routers; everything on the loopback.
+    """A pool of engines, a sidecar each, and routers; everything on the loopback.
 
+    launcher: starts the engines; None: simulated ones of `worker_class` whose clocks run at `speed`.
     capacity_tokens: KV cache of an engine; None: what the worker class holds.
-    policy_parameters: of the routing policy, by name. speed: of the engines' clocks.
+    policy_parameters: of the routing policy, by name.
     engine_options, sidecar_options, router_options: further options of each such process.
     """
 
@@ -34,6 +37,7 @@ class PoolPlan:
     policy: str = "lbgr"
     policy_parameters: Mapping[str, str] = field(default_factory=dict)
     speed: float = 1.0
+    launcher: EngineLauncher | None = None
     seed: int = 1
     engine_options: Sequence[str] = ()
     sidecar_options: Sequence[str] = ()
@@ -44,17 +48,21 @@ class PoolPlan:
             at_least(1, name, getattr(self, name))
         positive("speed", self.speed)
 
+    @property
+    def starts(self) -> EngineLauncher:
+        """Who starts the engines."""
+        return self.launcher or SimulatedEngines(worker_class=self.worker_class, speed=self.speed)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnginePorts:
-    """Of one engine and its sidecar."""
-
-    http: int
-    kv_events: int
-    replay: int
-    load: int
-    state: int
-    sidecar: int
+    @property
+    def settings(self) -> EngineSettings:
+        """What all its engines have in common."""
+        return EngineSettings(
+            capacity_tokens=self.capacity_tokens,
+            page_size=self.page_size,
+            eviction=self.eviction,
+            seed=self.seed,
+            options=self.engine_options,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,29 +100,6 @@ def worker_id(number: int) -> str:
     return f"{worker_name(number)}/0"
 
 
-def engine_spec(plan: PoolPlan, number: int, ports: EnginePorts) -> ProcessSpec:
-    """The engine of worker `number`."""
-    options: dict[str, object] = {
-        "--port": ports.http,
-        "--kv-events-port": ports.kv_events,
-        "--replay-port": ports.replay,
-        "--load-port": ports.load,
-        "--state-port": ports.state,
-        "--worker-class": plan.worker_class,
-        "--page-size": plan.page_size,
-        "--eviction": plan.eviction,
-        "--speed": plan.speed,
-        "--seed": plan.seed * 1000 + number,
-        "--served-model-name": MODEL,
-    }
-    if plan.capacity_tokens is not None:
-        options["--capacity-tokens"] = plan.capacity_tokens
-    return ProcessSpec(
-        name=f"engine-{number}",
-        command=_command("kvrouting_simulator.engine_process", options, plan.engine_options),
-    )
-
-
 def sidecar_spec(
     plan: PoolPlan, number: int, ports: EnginePorts, routers: Sequence[RouterPorts], secret_files: SecretFiles
 ) -> ProcessSpec:
@@ -126,9 +111,7 @@ def sidecar_spec(
         "--block-size": plan.block_tokens,
         "--hash-key-file": secret_files.hash_key,
         "--join-token-file": secret_files.join_token,
-        "--gpu-class": plan.worker_class,
-        "--state-endpoint": f"tcp://127.0.0.1:{ports.state}",
-        "--require-eviction": plan.eviction,
+        **plan.starts.sidecar_options(plan.settings, ports),
         "--http-host": "127.0.0.1",
         "--http-port": ports.sidecar,
     }
@@ -142,7 +125,7 @@ def sidecar_spec(
 def router_spec(plan: PoolPlan, number: int, ports: RouterPorts, secret_files: SecretFiles) -> ProcessSpec:
     """Router replica `number`."""
     options: dict[str, object] = {
-        "--model": MODEL,
+        "--model": plan.starts.model,
         "--pool": POOL_NAME,
         "--block-size": plan.block_tokens,
         "--http-port": ports.http,

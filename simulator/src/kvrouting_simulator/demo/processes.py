@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 # Runs before the real command and becomes it: when the parent dies, however it dies, the kernel ends the child too.
 # A parent that is gone before the call is noticed by its changed id. Other systems than Linux have no such call.
@@ -23,6 +24,8 @@ _TIE_TO_PARENT = (
 )
 _TAIL_LINES = 25
 _POLL_S = 0.02
+
+Found = TypeVar("Found")
 
 
 class ProcessFailedError(RuntimeError):
@@ -46,7 +49,7 @@ class ProcessSpec:
 class ManagedProcess:
     """One process that can be started, killed, stopped, continued and started again; its log grows through all that.
 
-    folder: holds the log `<name>.log`.
+    It leads a session of its own, and its children end, freeze and go on with it. folder: holds the log `<name>.log`.
     """
 
     def __init__(self, spec: ProcessSpec, *, folder: Path) -> None:
@@ -100,14 +103,25 @@ class ManagedProcess:
 
         Raises: ProcessFailedError if it ends before, or says nothing of it in time.
         """
+
+        async def logged() -> Mapping[str, object] | None:
+            return self._logged(event)
+
+        return await self.wait_until(logged, what=f"logged no event {event!r}", timeout_s=timeout_s)
+
+    async def wait_until(self, seen: Callable[[], Awaitable[Found | None]], *, what: str, timeout_s: float) -> Found:
+        """What `seen` finds, which is asked again and again. what: the complaint, if it finds nothing in time.
+
+        Raises: ProcessFailedError if the process ends before, or nothing is found in time.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                while (found := self._logged(event)) is None:
+                while (found := await seen()) is None:
                     if not self.is_running:
                         raise self._failure(f"ended with exit code {self.exit_code} before it was ready")
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            raise self._failure(f"logged no event {event!r} within {timeout_s:g} s") from None
+            raise self._failure(f"{what} within {timeout_s:g} s") from None
         return found
 
     def _logged(self, event: str) -> Mapping[str, object] | None:
@@ -143,8 +157,13 @@ class ManagedProcess:
     async def _end_with(self, number: signal.Signals) -> None:
         process = self._running()
         self._expected_to_end = True
-        self._signal(number)
+        if number is signal.SIGTERM:
+            process.terminate()  # its children are its own to end
+        else:
+            self._signal(number)
         await process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # children that it left behind
 
     def freeze(self) -> None:
         """SIGSTOP: it holds its connections and does nothing."""
@@ -156,7 +175,7 @@ class ManagedProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if self.is_running:
-            self._running().send_signal(number)
+            os.killpg(self._running().pid, number)
 
     def _running(self) -> asyncio.subprocess.Process:
         if self._process is None:

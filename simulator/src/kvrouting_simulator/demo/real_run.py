@@ -24,7 +24,6 @@ from kvrouting_simulator.report import PoolMark, RequestRecord, Run, summarise
 from kvrouting_simulator.workloads.client import ScheduledClient
 
 _BUSY_SHARE = 0.85  # of all cores: above it processes wait for one another and times are no longer the engines'
-_RETURN_LIMIT_S = 30.0
 _BUSY_POLL_S = 0.02
 
 
@@ -103,7 +102,7 @@ async def _hurt(pool: Cluster, hurt: Hurt, course: _Course, *, before_kill: Call
     await pool.kill_engine(hurt.worker)
     await asyncio.sleep(hurt.away_ms / 1000)
     await pool.restart_engine(hurt.worker)
-    await pool.wait_live([hurt.worker], timeout_s=_RETURN_LIMIT_S)
+    await pool.wait_live([hurt.worker], timeout_s=pool.plan.starts.start_limit_s)
     mark("returned")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvrouting_simulator.bounds import at_least, positive
+from kvrouting_simulator.demo.engine_launcher import EngineLauncher
 from kvrouting_simulator.demo.pool_plan import PoolPlan
+from kvrouting_simulator.demo.sglang_engines import VOCABULARY_SIZE, SglangEngines
 from kvrouting_simulator.workloads.arrivals import PoissonArrivals
 from kvrouting_simulator.workloads.gsp import Gsp
 
@@ -65,6 +67,7 @@ class DemoScenario:
     """The pool is the same for all set-ups but for their two policies.
 
     setups: run on processes. reference: simulated only, under the failure of the first of them.
+    launcher: of engines that are not simulated ones of `worker_class`.
     """
 
     reference: Setup = field(default_factory=lambda: FOLLOWING)
@@ -80,6 +83,8 @@ class DemoScenario:
     speed: float = 1.0
     gsp: Gsp = field(default_factory=lambda: HALF_GSP)
     hurt: Hurt = field(default_factory=lambda: Hurt(worker=2, killed_ms=25_000, away_ms=3_000))
+    launcher: EngineLauncher | None = None
+    router_options: Sequence[str] = ()
     seed: int = 1
     goodput_ttft_ms: float = 1000.0
 
@@ -99,6 +104,8 @@ class DemoScenario:
             policy=setup.policy,
             policy_parameters=setup.parameters,
             speed=self.speed,
+            launcher=self.launcher,
+            router_options=self.router_options,
             seed=self.seed,
         )
 
@@ -108,7 +115,7 @@ class DemoScenario:
             "routing policy": setup.policy,
             "its parameters": ", ".join(f"{name} {value}" for name, value in setup.parameters.items()) or "default",
             "eviction policy": setup.eviction,
-            "engines": f"{self.engines} simulated {self.worker_class}",
+            "engines": f"{self.engines} {self.plan(setup).starts.described}",
             "KV cache of each (tokens)": self.capacity_tokens,
             "page / routing block (tokens)": f"{self.page_size} / {self.block_tokens}",
             "speed of the engines' clocks": self.speed,
@@ -119,3 +126,29 @@ class DemoScenario:
             "arrivals (requests/s)": getattr(self.gsp.arrivals, "rate_per_s", None),
             "seed": self.seed,
         }
+
+
+def sglang_scenario(engines: SglangEngines, *, seed: int) -> DemoScenario:
+    """What two cores carry: two servers, short prompts, two requests in three seconds.
+
+    Prompts and caches keep the whole benchmark's proportion: what all groups share, 3,584 tokens, fills one cache.
+    A server takes most of a minute to start, and the worker that died is to serve again before the half is over.
+    """
+    return DemoScenario(
+        engines=2,
+        launcher=engines,
+        capacity_tokens=3600,
+        block_tokens=16,
+        gsp=Gsp(
+            groups=12,
+            prompts_per_group=16,
+            lengths_tokens=(256, 512, 1024),
+            vocabulary_size=VOCABULARY_SIZE,
+            arrivals=PoissonArrivals(rate_per_s=2.0),
+            requests=180,
+        ),
+        hurt=Hurt(worker=1, killed_ms=15_000, away_ms=1_000, busy_within_ms=10_000),
+        # On a busy machine a request may wait long; none is to be refused for that.
+        router_options=("--max-expected-wait-ms", "600000"),
+        seed=seed,
+    )
