@@ -37,7 +37,7 @@ def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "parameter", "known"),
     [
-        ("lbgr", "late_bindin", "queue, price"),
+        ("lbgr", "late_bindin", "binding, release_ahead_ms"),
         ("lbgr-paper", "price", "cached_ms_per_token"),
         ("cache_aware", "threshold", "match_threshold"),
         ("random", "seed", "none"),

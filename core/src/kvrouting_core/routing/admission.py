@@ -42,6 +42,11 @@ class Admission:
         waits_ms = (self._until_open_ms(c, w) for c, w in zip(candidates, workers, strict=True))
         return Overload(max(_LEAST_RETRY_MS, min(waits_ms)))
 
+    @staticmethod
+    def retry_after_ms(excess_ms: float) -> float:
+        """For a wait that is too long by so much: P shrinks by a millisecond each, and 1 s is the least."""
+        return max(_LEAST_RETRY_MS, excess_ms)
+
     def _until_open_ms(self, candidate: Candidate, worker: Worker) -> float:
         """P shrinks by a millisecond each; of k requests that take L ms each, one ends every L/k ms (Little's law)."""
         excess_ms = candidate.queue_ms - self._limits.max_expected_wait_ms

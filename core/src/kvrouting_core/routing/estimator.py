@@ -35,6 +35,7 @@ class PoolState(NamedTuple):
 
     queues_ms: P of each. batches: requests that decode on each, ours and others'. shortest_queue: q, P of the least
     loaded worker in requests of mean size. busy_share: ρ, mean share of time that workers spend in prefill, 0 to .95.
+    own_ms: of queues_ms, what this router sent.
     """
 
     workers: Sequence[Worker]
@@ -43,13 +44,18 @@ class PoolState(NamedTuple):
     batches: list[int]
     shortest_queue: float
     busy_share: float
+    own_ms: list[float]
 
 
 class Price(NamedTuple):
-    """What a millisecond of prefill costs others: at the pool's mean speed, and for each request that decodes there."""
+    """What a millisecond of prefill costs others: at the pool's mean speed, and for each request that decodes there.
+
+    decode_share: how much of its own decode time counts in the choice.
+    """
 
     per_ms: float
     per_ms_and_decode: float
+    decode_share: float = 1.0
 
 
 class Prediction(NamedTuple):
@@ -81,10 +87,11 @@ class LearnedEstimator:
     def pool(self, workers: Sequence[Worker], *, now_ms: float) -> PoolState:
         """How loaded the workers are, whatever the request."""
         stations = [self._stations[worker.id] for worker in workers]
-        queues_ms, batches, shortest = [], [], math.inf
+        queues_ms, own_ms, batches, shortest = [], [], [], math.inf
         half_mean = self._uncached.value / 2
         for station in stations:
             queue_ms, batch = station.queue.load_ms(now_ms, station.speed), station.running
+            own_ms.append(queue_ms)
             if now_ms < station.others.until_ms:
                 batch += station.others.requests
                 queue_ms += self._others_ms(station, now_ms)
@@ -93,7 +100,21 @@ class LearnedEstimator:
                 shortest = in_requests
             queues_ms.append(queue_ms)
             batches.append(batch)
-        return PoolState(workers, stations, queues_ms, batches, shortest / (2 * half_mean), self._busy_share)
+        return PoolState(workers, stations, queues_ms, batches, shortest / (2 * half_mean), self._busy_share, own_ms)
+
+    def stations(self, workers: Sequence[Worker]) -> list[Station]:
+        """What is held of each worker."""
+        return [self._stations[worker.id] for worker in workers]
+
+    @property
+    def answer_tokens(self) -> float:
+        """m̂: mean length of an answer."""
+        return self._output.mean_tokens
+
+    @property
+    def mean_uncached_tokens(self) -> float:
+        """ū: mean of dispatched uncached tokens."""
+        return self._uncached.value
 
     def candidates(
         self, request: RoutingRequest, pool: PoolState, matched: Mapping[WorkerId, int], price: Price, *, now_ms: float
@@ -104,7 +125,8 @@ class LearnedEstimator:
         """
         blocks, size, prompt = request.blocks, self._block_size, request.prompt_tokens
         length, further = len(blocks), request.further_prompt_tokens
-        steps, use_residual = self._decode_steps(request), self._parameters.residual
+        steps, use_residual = self.decode_steps(request), self._parameters.residual
+        spared_steps = steps * (1 - price.decode_share)
         candidates = []
         for worker, station, waits_ms, batch in zip(*pool[:4], strict=True):
             held = matched.get(worker.id, 0)
@@ -128,7 +150,7 @@ class LearnedEstimator:
             candidates.append(
                 Candidate(
                     worker.id, known, cached, new + further, worker.in_flight, service_ms, queue_ms, residual_ms,
-                    prediction_ms, price_ms, prediction_ms + price_ms,
+                    prediction_ms, price_ms, prediction_ms + price_ms - spared_steps * station.step_ms,
                 )
             )  # fmt: skip
         return candidates
@@ -136,7 +158,8 @@ class LearnedEstimator:
     def _others_ms(self, station: Station, now_ms: float) -> float:
         return station.others_ms(now_ms) if self._corrected else 0.0
 
-    def _decode_steps(self, request: RoutingRequest) -> float:
+    def decode_steps(self, request: RoutingRequest) -> float:
+        """Expected steps of one answer after its first token."""
         return max(0.0, self._output.expected(request) - 1)
 
     # Learning
@@ -182,7 +205,7 @@ class LearnedEstimator:
         )
         self._predictions[request.request_id] = Prediction(
             chosen.credited_tokens, chosen.uncached_tokens, chosen.queue_ms,
-            station.speed * work.prefill_ms, station.step_ms, self._decode_steps(request),
+            station.speed * work.prefill_ms, station.step_ms, self.decode_steps(request),
         )  # fmt: skip
         station.add(work)
         self._uncached.learn(chosen.uncached_tokens)

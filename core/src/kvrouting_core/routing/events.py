@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvrouting_core.identity import WorkerId
+from kvrouting_core.service_time import StepTimes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +66,7 @@ class WorkerProfile:
     worker: WorkerId
     worker_class: str  # a key of service_time.WORKER_CLASSES; an unknown one gets the pool's default prior
     capacity_tokens: int
+    times: StepTimes | None = None  # of a class that was measured here; None: as `worker_class` says
     page_size_tokens: int = 1  # an engine reuses whole pages of a prefix
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
 

@@ -45,7 +45,7 @@ class Lbgr(LbgrBeliefs):
         estimator = self.estimator
         matched = self._cache.match(request.blocks) if len(request.blocks) else {}
         pool = estimator.pool(workers, now_ms=now_ms)
-        price = Price(self.pricing.factor(pool), self._parameters.decode_price)
+        price = Price(self.pricing.factor(pool.shortest_queue, pool.busy_share), self._parameters.decode_price)
         candidates = estimator.candidates(request, pool, matched, price, now_ms=now_ms)
         open_ = self._admission.open(candidates, workers)
         if not open_:

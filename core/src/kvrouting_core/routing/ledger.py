@@ -150,6 +150,11 @@ class Ledger:
             return self._eligible
         return [w for w in self._eligible if w.id not in excluded]
 
+    @property
+    def eligible_workers(self) -> Sequence[Worker]:
+        """Workers that may be chosen, in order of joining; another object whenever one joins, pauses or goes."""
+        return self._eligible
+
     def _list_eligible(self) -> None:
         self._eligible = [w for w in self._workers.values() if w.eligible]
 
@@ -178,6 +183,10 @@ class Ledger:
         """Raises: ValueError if the id is waiting or dispatched."""
         if request_id in self._waiting or request_id in self._reservations:
             raise ValueError(f"request {request_id!r} arrived before and has not ended")
+
+    def withdraw(self, request_id: str) -> None:
+        """Forgets a waiting request that is refused. Raises: ValueError if it does not wait."""
+        self._take_waiting(request_id)
 
     def reserve(self, request_id: str, worker: Worker, prefix: Sequence[int], *, now_ms: float) -> Reservation:
         """Dispatches a waiting request and credits `prefix`, the blocks that its worker will hold beyond the index.

@@ -14,6 +14,11 @@ class OutputLength:
     def __init__(self, initial_tokens: float) -> None:
         self._mean = RunningMean(initial_tokens)
 
+    @property
+    def mean_tokens(self) -> float:
+        """m̂."""
+        return self._mean.value
+
     def learn(self, event: Ended, request: RoutingRequest) -> None:
         """Takes a completed request; what was cut short or is not counted tells nothing."""
         if event.outcome is Outcome.COMPLETED and event.output_tokens is not None:

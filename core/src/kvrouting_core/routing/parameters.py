@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from kvrouting_core.service_time import worker_class
 
+Binding = Literal["late", "immediate"]
 QueueForm = Literal["drained", "decayed"]
 Price = float | Literal["backlog"]
 
@@ -19,6 +20,15 @@ _OFF = ("off", "false", "no", "0")
 class LbgrParameters:
     """`lbgr`: choose argmin of E + price, E = s + P + r. Each difference from the paper is a switch.
 
+    binding: "late": requests wait in the router until their worker has room, and all of them are planned again at each
+        event; "immediate": each arrival is answered at once.
+    release_ahead_ms: H of late binding: own prefill work that a worker may have ahead.
+    decode_limit: θ of late binding: a worker gets so many requests that its decodes take about 1/θ of the time of
+        their prefills; 0: no limit.
+    follow_scheduler: H and θ follow what the engine says of its scheduler (see `release`); off: as given.
+    size_precedence: κ of late binding: a request is due at its arrival + κ·prefill, so short work goes first, and only
+        those that arrive within κ·prefill of a request can pass it. 0: first come, first served.
+    decode_share: how much of a request's own decode time counts in the choice of late binding.
     queue: P. "drained": own work without a first token, drained as the worker really works and corrected by the
         engine's reports; "decayed": the paper's geometric decay.
     price: μ, how much a millisecond of new prefill counts for those who come later. "backlog": rises with the
@@ -38,6 +48,12 @@ class LbgrParameters:
     default_worker_class: the prior of a worker whose class is unknown.
     """
 
+    binding: Binding = "immediate"
+    release_ahead_ms: float = 100.0
+    decode_limit: float = 4.0
+    follow_scheduler: bool = True
+    size_precedence: float = 2.0
+    decode_share: float = 0.3
     queue: QueueForm = "drained"
     price: Price = "backlog"
     price_floor: float = 0.5
@@ -54,6 +70,10 @@ class LbgrParameters:
     default_worker_class: str = "L40"
 
     def __post_init__(self) -> None:
+        if self.binding not in ("late", "immediate"):
+            raise ValueError(f"binding is {self.binding!r}; known: 'late', 'immediate'")
+        for name in ("release_ahead_ms", "decode_limit", "size_precedence", "decode_share"):
+            _at_least(name, getattr(self, name), 0)
         if self.queue not in ("drained", "decayed"):
             raise ValueError(f"queue is {self.queue!r}; known: 'drained', 'decayed'")
         if isinstance(self.price, str):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvrouting_core.routing.estimator import PoolState
-
 
 class Pricing(Protocol):
     """How μ is set for one decision."""
 
-    def factor(self, pool: PoolState) -> float:
-        """μ, at least 0."""
+    def factor(self, shortest_queue: float, busy_share: float, *, sharing: int = 1) -> float:
+        """μ, at least 0.
+
+        shortest_queue: q, P of the least loaded worker in requests of mean size. busy_share: ρ. sharing: n, waiting
+        requests that one prefill of their common prefix would serve.
+        """
 
 
 class ConstantPrice:
@@ -22,16 +24,17 @@ class ConstantPrice:
     def __init__(self, factor: float) -> None:
         self._factor = factor
 
-    def factor(self, pool: PoolState) -> float:  # noqa: ARG002 - other prices look at the pool
+    def factor(self, shortest_queue: float, busy_share: float, *, sharing: int = 1) -> float:  # noqa: ARG002
         """As given."""
         return self._factor
 
 
 class BacklogPrice:
-    """μ = (q + ρ)/(1 − ρ), at least the floor.
+    """μ = (q + ρ)/(1 − ρ)/n, at least the floor.
 
     A millisecond of work delays those who wait now and those who arrive until the backlog is gone: with load ρ that
-    is (q + ρ)/(1 − ρ) requests, q the queue of the least loaded worker, for idle capacity costs nobody time.
+    is (q + ρ)/(1 − ρ) requests, q the queue of the least loaded worker, for idle capacity costs nobody time. Work that
+    n requests share is one work.
     """
 
     __slots__ = ("_floor",)
@@ -39,7 +42,6 @@ class BacklogPrice:
     def __init__(self, floor: float) -> None:
         self._floor = floor
 
-    def factor(self, pool: PoolState) -> float:
+    def factor(self, shortest_queue: float, busy_share: float, *, sharing: int = 1) -> float:
         """As the backlog is now."""
-        busy = pool.busy_share
-        return max(self._floor, (pool.shortest_queue + busy) / (1 - busy))
+        return max(self._floor, (shortest_queue + busy_share) / (1 - busy_share) / sharing)

@@ -7,5 +7,7 @@ from kvrouting_core.service_time import WORKER_CLASSES, StepTimes
 
 
 def class_prior(profile: WorkerProfile, default_class: str) -> StepTimes:
-    """Step times of the worker's class, or of the default class if its own is unknown."""
+    """Step times that it brings, or those of its class, or of the default class if its own is unknown."""
+    if profile.times is not None:
+        return profile.times
     return WORKER_CLASSES.get(profile.worker_class, WORKER_CLASSES[default_class]).times

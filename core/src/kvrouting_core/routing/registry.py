@@ -10,6 +10,7 @@ from kvrouting_core.routing.baselines import BlindChooser, CacheAware, InTurn, a
 from kvrouting_core.routing.choice import Chooser
 from kvrouting_core.routing.decision import Reason
 from kvrouting_core.routing.immediate import ImmediatePolicy
+from kvrouting_core.routing.late import LatePolicy
 from kvrouting_core.routing.lbgr import Lbgr
 from kvrouting_core.routing.lbgr_paper import PaperLbgr
 from kvrouting_core.routing.parameters import (
@@ -45,16 +46,10 @@ def build_policy(
         raise ValueError(f"block_size_tokens is {block_size_tokens}; give the size of a routing block, 16 to 128")
     if name in RELEASED_POLICY_NAMES:
         return build_released(name, parameters, block_size_tokens=block_size_tokens, rng=rng, limits=limits)
-    admission = Admission(limits)
     if name == "lbgr":
-        lbgr = Lbgr(
-            parse_parameters(LbgrParameters, name, parameters),
-            cache=cache,
-            block_size_tokens=block_size_tokens,
-            rng=rng,
-            admission=admission,
-        )
-        return ImmediatePolicy(name, lbgr, admission=admission, observer=lbgr, report_reader=lbgr)
+        chosen = parse_parameters(LbgrParameters, name, parameters)
+        return _lbgr(chosen, cache=cache, block_size_tokens=block_size_tokens, rng=rng, limits=limits)
+    admission = Admission(limits)
     if name == "lbgr-paper":
         paper = PaperLbgr(
             parse_parameters(PaperParameters, name, parameters),
@@ -66,6 +61,16 @@ def build_policy(
         return ImmediatePolicy(name, paper, admission=admission, observer=paper)
     chooser = _unlearned(name, parameters, cache, block_size_tokens, rng, admission)
     return ImmediatePolicy(name, chooser, admission=admission)
+
+
+def _lbgr(
+    parameters: LbgrParameters, *, cache: CacheView, block_size_tokens: int, rng: random.Random, limits: AdmissionLimits
+) -> Policy:
+    if parameters.binding == "late":
+        return LatePolicy("lbgr", parameters, cache=cache, block_size_tokens=block_size_tokens, rng=rng, limits=limits)
+    admission = Admission(limits)
+    lbgr = Lbgr(parameters, cache=cache, block_size_tokens=block_size_tokens, rng=rng, admission=admission)
+    return ImmediatePolicy("lbgr", lbgr, admission=admission, observer=lbgr, report_reader=lbgr)
 
 
 def _unlearned(

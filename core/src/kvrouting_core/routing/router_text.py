@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from statistics import NormalDist
 from typing import NamedTuple
@@ -23,6 +24,7 @@ TREE_CHARACTERS = 2**24
 
 _WORD = 0xFFFFFFFFFFFFFFFF
 _MIX = 0x9E3779B97F4A7C15
+_REMEMBERED_BLOCKS = 2**16
 _STANDARD_NORMAL = NormalDist()
 
 
@@ -41,6 +43,7 @@ class SimulatedText:
         self._block_size = block_size_tokens
         self._mean = MEAN_CHARACTERS * block_size_tokens
         self._sd = SD_CHARACTERS * math.sqrt(block_size_tokens)
+        self._length = lru_cache(maxsize=_REMEMBERED_BLOCKS)(self._drawn_length)
 
     def prompt(self, blocks: Sequence[int], prompt_tokens: int) -> PromptText:
         """The text of a prompt; what is beyond its last full block has the mean length."""
@@ -48,7 +51,7 @@ class SimulatedText:
         tail = round(MEAN_CHARACTERS * (prompt_tokens - len(blocks) * self._block_size))
         return PromptText(blocks, lengths, max(1, lengths[-1] + tail))
 
-    def _length(self, block: int) -> int:
+    def _drawn_length(self, block: int) -> int:
         """A sum of independent tokens: normal, at least a character a token."""
         uniform = ((block * _MIX & _WORD) + 0.5) / 2**64
         uniform = min(max(uniform, 1e-12), 1 - 1e-12)  # rounding to a float may give 1

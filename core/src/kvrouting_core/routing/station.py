@@ -25,7 +25,8 @@ class Station:
     __slots__ = (
         "_context_tokens", "_counters", "_own_requests", "_own_tokens", "_prior_ms_per_token", "_running",
         "_unstarted", "_unstarted_tokens", "a", "b", "busy", "chunk_tokens", "measured", "observations", "others",
-        "queue", "relative_speed", "residual", "running", "running_limit", "sequences", "speed", "step_ms", "times",
+        "queue", "relative_speed", "residual", "running", "running_limit", "scheduler", "sequences", "speed", "step_ms",
+        "times",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +56,7 @@ class Station:
         self.times = times
         self.a = times.prefill_ms_per_token
         self.b = times.attention_ms_per_token_pair
+        self.scheduler = scheduler
         self.chunk_tokens = scheduler.chunked_prefill_tokens
         self.running_limit = scheduler.max_running_requests
         self._prior_ms_per_token = times.prefill_ms_per_token
@@ -129,6 +131,10 @@ class Station:
     def others_ms(self, now_ms: float) -> float:
         """Prefill work of requests that are not ours."""
         return self.others.work_ms(now_ms=now_ms, ms_per_token=self.speed * self.a)
+
+    def mean_work_ms(self, uncached_tokens: float) -> float:
+        """s̄: prefill of a request with so many new tokens and nothing cached, at the worker's speed."""
+        return self.speed * uncached_tokens * (self.a + self.b * uncached_tokens / 2)
 
     def slot_wait_ms(self, sequences: int, decode_ms: float) -> float:
         """Wait for a slot, where more would run than the engine lets: one of `running_limit` ends each

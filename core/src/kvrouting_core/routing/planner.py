@@ -1,0 +1,207 @@
+"""Plans the whole line at once: each request is assigned to its best worker, and sent if that one has room.
+
+In order of their keys, requests are assigned to the worker of least cost, and their work is added to its queue as if
+they were there. Who is assigned to a worker without room stays, and is planned again at the next event.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kvrouting_core.routing.choice import Choice, reason_for
+from kvrouting_core.routing.decision import Reason
+from kvrouting_core.routing.estimator import PoolState, Price
+from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
+from kvrouting_core.routing.ledger import Worker
+from kvrouting_core.routing.parameters import LbgrParameters
+from kvrouting_core.routing.policy import CacheView
+from kvrouting_core.routing.release import Release
+from kvrouting_core.routing.waiting_line import Queued, Vector, WaitingLine
+from kvrouting_core.routing.work_table import WorkTable
+
+Send = Callable[[Queued, Choice], None]
+
+_PLANNED_PER_WORKER = 16
+# An index that lags by seconds costs next to nothing, so what it said a moment ago is good enough to plan with; a
+# request is matched again before it is sent.
+MATCH_LASTS_MS = 250.0
+
+
+class Planner:
+    """Assigns; sends by the function it is given, which reserves. match_lasts_ms: how old a match may be in a plan."""
+
+    def __init__(
+        self,
+        parameters: LbgrParameters,
+        beliefs: LbgrBeliefs,
+        release: Release,
+        *,
+        cache: CacheView,
+        block_size_tokens: int,
+        rng: random.Random,
+        match_lasts_ms: float = MATCH_LASTS_MS,
+    ) -> None:
+        self.parameters = parameters
+        self.beliefs = beliefs
+        self.release = release
+        self.rng = rng
+        self.match_lasts_ms = match_lasts_ms
+        self._cache = cache
+        self._block_size = block_size_tokens
+        self._table: WorkTable | None = None
+
+    def table(self, workers: Sequence[Worker]) -> WorkTable:
+        """The workers as they are now. workers: another object whenever one has joined, paused or gone."""
+        if self._table is None or self._table.workers is not workers:
+            stations = self.beliefs.estimator.stations(workers)
+            self._table = WorkTable(workers, stations, cache=self._cache, block_size_tokens=self._block_size)
+        return self._table
+
+    def weigh(self, item: Queued, line: WaitingLine, workers: Sequence[Worker], *, now_ms: float) -> float:
+        """Matches a request that has just arrived. Returns: its least prefill in ms, over the workers."""
+        table = self.table(workers)
+        table.weigh(item, line, now_ms=now_ms)
+        speeds = [station.speed for station in self.beliefs.estimator.stations(workers)]
+        return float((item.work_ms * np.array(speeds)).min())
+
+    def plan(self, line: WaitingLine, workers: Sequence[Worker], send: Send, *, now_ms: float) -> None:
+        """Sends what can go now. workers: those that may be chosen, see `table`."""
+        if not len(line) or not workers:
+            return
+        pool = self.beliefs.estimator.pool(workers, now_ms=now_ms)
+        rooms = self._rooms(pool, len(line))
+        if any(rooms):
+            _Plan(self, line, pool, rooms, self.table(workers), now_ms=now_ms).run(send)
+
+    def _rooms(self, pool: PoolState, waiting: int) -> list[bool]:
+        estimator, crowding = self.beliefs.estimator, waiting / len(pool.workers)
+        answer_tokens, new = estimator.answer_tokens, estimator.mean_uncached_tokens
+        return [
+            self.release.has_room(
+                station,
+                own_ms=own_ms,
+                in_flight=worker.in_flight,
+                others=batch - station.running,
+                answer_tokens=answer_tokens,
+                mean_work_ms=station.mean_work_ms(new),
+                crowding=crowding,
+            )
+            for worker, station, own_ms, batch in zip(
+                pool.workers, pool.stations, pool.own_ms, pool.batches, strict=True
+            )
+        ]
+
+
+class _Plan:
+    """One pass over the line."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        line: WaitingLine,
+        pool: PoolState,
+        rooms: list[bool],
+        table: WorkTable,
+        *,
+        now_ms: float,
+    ) -> None:
+        self._planner = planner
+        self._line = line
+        self._pool = pool
+        self._rooms = rooms
+        self._table = table
+        self._now_ms = now_ms
+        parameters, stations = planner.parameters, pool.stations
+        self._crowding = len(line) / len(pool.workers)
+        self._speed: Vector = np.array([station.speed for station in stations])
+        self._queue: Vector = np.array(pool.queues_ms)
+        self._decode: Vector = parameters.decode_share * np.array([station.step_ms for station in stations])
+        # What a ms of prefill at the class prior's speed costs: itself and the decodes it stops; and at price 1.
+        self._own_cost = self._speed * (1 + parameters.decode_price * np.array(pool.batches))
+        self._price_cost = self._speed * np.array([station.relative_speed for station in stations])
+        new = planner.beliefs.estimator.mean_uncached_tokens
+        self._mean_work: Vector = np.array([station.mean_work_ms(new) for station in stations])
+        self._lengths: Vector = self._queue / self._mean_work
+        self._shortest = int(self._lengths.argmin())
+        self._cost: Vector = np.empty(len(stations))
+        self._coefficients: Vector = np.empty(len(stations))
+
+    def run(self, send: Send) -> None:
+        """Assigns until no worker has room."""
+        for item in self._line.first(_PLANNED_PER_WORKER * len(self._rooms)):
+            if self._now_ms - item.weighed_ms > self._planner.match_lasts_ms:
+                self._table.weigh(item, self._line, now_ms=self._now_ms)
+            place = self._cheapest(item)
+            if self._rooms[place] and item.weighed_ms < self._now_ms:
+                self._table.weigh(item, self._line, now_ms=self._now_ms)
+                place = self._cheapest(item)
+            if self._rooms[place]:
+                place = self._send(item, place, send)
+                if not any(self._rooms):
+                    return
+            self._add(place, item)
+
+    def _price(self, item: Queued) -> float:
+        pricing, pool = self._planner.beliefs.pricing, self._pool
+        return pricing.factor(float(self._lengths[self._shortest]), pool.busy_share, sharing=self._line.sharing(item))
+
+    def _cheapest(self, item: Queued) -> int:
+        """The worker of least cost, by its place."""
+        cost, coefficients = self._cost, self._coefficients
+        np.multiply(self._price_cost, self._price(item), out=coefficients)
+        coefficients += self._own_cost
+        np.multiply(item.work_ms, coefficients, out=cost)
+        cost += self._queue
+        if item.decode_steps:
+            cost += item.decode_steps * self._decode
+        return int(cost.argmin())
+
+    def _add(self, place: int, item: Queued) -> None:
+        """The request's work is in the worker's queue from now on."""
+        self._queue[place] += item.work_ms[place] * self._speed[place]
+        self._lengths[place] = self._queue[place] / self._mean_work[place]
+        if place == self._shortest:
+            self._shortest = int(self._lengths.argmin())
+
+    def _send(self, item: Queued, place: int, send: Send) -> int:
+        """Sends the request to one of the cheapest workers with room. Returns: its place."""
+        planner, pool, request = self._planner, self._pool, item.waiting.request
+        tied = [int(p) for p in np.flatnonzero(self._cost == self._cost[place]) if self._rooms[p]]
+        if len(tied) > 1:
+            place = tied[planner.rng.randrange(len(tied))]
+        price = Price(self._price(item), planner.parameters.decode_price, planner.parameters.decode_share)
+        virtual = pool._replace(queues_ms=self._queue.tolist())
+        candidates = planner.beliefs.estimator.candidates(request, virtual, item.matched, price, now_ms=self._now_ms)
+        chosen, reason = candidates[place], Reason.LOWEST_COST
+        with_room = [
+            c
+            for c, w, room in zip(candidates, pool.workers, self._rooms, strict=True)
+            if room and w.id not in request.excluded
+        ]
+        newcomer = planner.beliefs.exploration.propose(with_room, chosen)
+        if newcomer is not None:
+            place, chosen, reason = candidates.index(newcomer), newcomer, Reason.EXPLORATION
+        if request.excluded:
+            candidates = [c for c in candidates if c.worker not in request.excluded]
+        prefix: Sequence[int] = ()
+        if planner.parameters.in_flight_credit:
+            prefix = request.blocks[item.matched.get(chosen.worker, 0) :]
+        send(item, Choice(chosen, reason_for(candidates, reason), tuple(candidates), prefix))
+        self._look_again(place)
+        return place
+
+    def _look_again(self, place: int) -> None:
+        """Whether the worker still has room, after one more request."""
+        worker, station = self._pool.workers[place], self._pool.stations[place]
+        self._rooms[place] = self._planner.release.has_room(
+            station,
+            own_ms=station.queue.load_ms(self._now_ms, station.speed),
+            in_flight=worker.in_flight,
+            others=self._pool.batches[place] - station.running,
+            answer_tokens=self._planner.beliefs.estimator.answer_tokens,
+            mean_work_ms=float(self._mean_work[place]),
+            crowding=self._crowding,
+        )

@@ -1,0 +1,125 @@
+"""The requests that a late-binding policy keeps, in the order in which they are planned."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from kvrouting_core.identity import WorkerId
+from kvrouting_core.routing.ledger import Waiting
+
+Vector = npt.NDArray[np.float64]
+_ORDER = attrgetter("order")
+_NO_VECTOR: Vector = np.empty(0)
+
+
+class Queued:
+    """One request in the line, with what it would cost on each worker.
+
+    order: (key, number of arrival); the key never changes. decode_steps: expected after the first token.
+    work_ms: prefill on each worker at the speed of its class prior, shape (workers,), as of weighed_ms.
+    matched: worker → leading blocks that the index reports. deepest: hash of the last block that any worker holds or
+    is about to hold; None without any. least_ms: least prefill, as it was on arrival.
+    """
+
+    __slots__ = ("decode_steps", "deepest", "least_ms", "matched", "order", "waiting", "weighed_ms", "work_ms")
+
+    def __init__(self, waiting: Waiting, *, decode_steps: float) -> None:
+        self.waiting = waiting
+        self.decode_steps = decode_steps
+        self.order: tuple[float, int] = (math.inf, 0)
+        self.work_ms = _NO_VECTOR
+        self.matched: dict[WorkerId, int] = {}
+        self.deepest: int | None = None
+        self.least_ms = 0.0
+        self.weighed_ms = -math.inf
+
+
+class WaitingLine:
+    """Queued requests by key, lowest first, and how many share their deepest cached block."""
+
+    def __init__(self) -> None:
+        self._items: list[Queued] = []
+        self._by_id: dict[str, Queued] = {}
+        self._sharing: Counter[int] = Counter()
+        self._arrivals = 0
+        self._work_ms = 0.0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def work_ms(self) -> float:
+        """Least prefill of all requests together, as it was on arrival."""
+        return self._work_ms if self._items else 0.0
+
+    def first(self, count: int) -> Sequence[Queued]:
+        """The first so many, in order; the line may change while they are gone through."""
+        return list(islice(self._items, count))
+
+    def all(self) -> Sequence[Queued]:
+        """Every one, in order."""
+        return list(self._items)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether the request is in the line."""
+        return request_id in self._by_id
+
+    def insert(self, item: Queued, *, key: float, least_ms: float) -> None:
+        """Puts a request in its place. key: when it is due."""
+        self._arrivals += 1
+        item.order = (key, self._arrivals)
+        item.least_ms = least_ms
+        insort(self._items, item, key=_ORDER)
+        self._by_id[item.waiting.request.request_id] = item
+        self._work_ms += least_ms
+        if item.deepest is not None:
+            self._sharing[item.deepest] += 1
+
+    def remove(self, request_id: str) -> None:
+        """Takes a request out. Raises: KeyError if it is not in the line."""
+        item = self._by_id.pop(request_id)
+        del self._items[bisect_left(self._items, item.order, key=_ORDER)]
+        self._work_ms -= item.least_ms
+        self._forget_sharing(item)
+
+    def set_deepest(self, item: Queued, block: int | None) -> None:
+        """Another block of the request is the deepest that is cached."""
+        if block == item.deepest:
+            return
+        in_line = item.waiting.request.request_id in self._by_id
+        if in_line:
+            self._forget_sharing(item)
+        item.deepest = block
+        if in_line and block is not None:
+            self._sharing[block] += 1
+
+    def sharing(self, item: Queued) -> int:
+        """n: requests in the line with the same deepest cached block, itself included; 1 without any."""
+        return 1 if item.deepest is None else self._sharing[item.deepest]
+
+    def outdate(self, depth: int, block: int) -> None:
+        """Who may hold the block changed: requests that have it at this depth are weighed anew at the next plan."""
+        for item in self._items:
+            blocks = item.waiting.request.blocks
+            if len(blocks) > depth and blocks[depth] == block:
+                item.weighed_ms = -math.inf
+
+    def outdate_all(self) -> None:
+        """The workers changed."""
+        for item in self._items:
+            item.weighed_ms = -math.inf
+
+    def _forget_sharing(self, item: Queued) -> None:
+        block = item.deepest
+        if block is not None:
+            self._sharing[block] -= 1
+            if not self._sharing[block]:
+                del self._sharing[block]
