@@ -116,7 +116,7 @@ class Histories(RuleBasedStateMachine):
             self.definition.remove(removal)
         self.evicted_tokens += freed
         wanted = min(-(-tokens // self.page_size), len(unlocked))
-        if self.policy_name in ("rlt", "random"):
+        if self.policy_name in ("rlt", "random", "rlt-adaptive"):
             assert len(gone) == wanted
         else:
             assert gone == leaves_first

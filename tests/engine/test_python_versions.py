@@ -18,7 +18,7 @@ import kvrouting_sglang.leaf_set, kvrouting_sglang.node_shelf, kvrouting_sglang.
 from kvrouting_sglang.settings import EngineSettings
 from kvrouting_core.eviction import make_policy
 import random
-for name in ("rlt", "lru", "lfu", "slru", "random"):
+for name in ("rlt", "lru", "lfu", "slru", "random", "rlt-adaptive"):
     make_policy(name, random.Random(1))
 print(EngineSettings.from_environment({}).policy, sys.version_info[:2])
 """

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from kvrouting_core.eviction.base import EvictionPolicy, NodeRecord, PathAccess
+from kvrouting_core.eviction.base import EvictionPolicy, NodeRecord, PathAccess, TreeSite
 from kvrouting_core.radix_changes import ChangeSink, HashedNode, PageHasher, PageLedger, StoredPages
 from kvrouting_core.radix_tree import TOKEN_BYTES, pack_tokens, put_above, walk
 
@@ -114,6 +114,13 @@ class RadixCache:
         self._used = 0
         self._locked = 0
         self._reserved = 0
+        policy.attached(
+            TreeSite(
+                capacity_pages=capacity_tokens // page_size,
+                page_tokens=page_size,
+                is_locked=lambda node: node.locks > 0,
+            )
+        )
 
     @property
     def capacity_tokens(self) -> int:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from kvrouting_core.eviction.base import EvictionPolicy, NodeRecord, PathAccess, Uncover
+from kvrouting_core.eviction.adaptive import GuardedEviction, rlt_adaptive
+from kvrouting_core.eviction.base import EvictionPolicy, NodeRecord, PathAccess, TreeSite, Uncover
 from kvrouting_core.eviction.optimum import Optimum
 from kvrouting_core.eviction.rlt import RandomizedLeafTokens
 from kvrouting_core.eviction.uniform import UniformLeafTokens
@@ -22,6 +23,7 @@ POLICIES: Mapping[str, Callable[[random.Random], EvictionPolicy[Any]]] = Mapping
         "lfu": lambda rng: LFU(),  # noqa: ARG005
         "slru": lambda rng: SegmentedLRU(),  # noqa: ARG005
         "random": UniformLeafTokens,
+        "rlt-adaptive": rlt_adaptive,
     }
 )
 """The policies that need no knowledge of the future, by the name that configuration uses."""
@@ -41,12 +43,14 @@ __all__ = [
     "LFU",
     "POLICIES",
     "EvictionPolicy",
+    "GuardedEviction",
     "LeafLRU",
     "NodeRecord",
     "Optimum",
     "PathAccess",
     "RandomizedLeafTokens",
     "SegmentedLRU",
+    "TreeSite",
     "Uncover",
     "UniformLeafTokens",
     "make_policy",

@@ -59,6 +59,24 @@ class PathAccess(Generic[R]):
             raise ValueError(f"hit_pages must be in 0..{self.pages}, got {self.hit_pages}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeSite:
+    """The tree that a policy serves.
+
+    capacity_pages: that the tree can hold, >= 1. page_tokens: tokens per page. is_locked: whether a running request
+    holds a node, given the owner of its record.
+    """
+
+    capacity_pages: int
+    page_tokens: int
+    is_locked: Callable[[Any], bool]
+
+    def __post_init__(self) -> None:
+        for name in ("capacity_pages", "page_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
 class EvictionPolicy(ABC, Generic[R]):
     """Chooses which tails of which leaves to evict.
 
@@ -66,6 +84,10 @@ class EvictionPolicy(ABC, Generic[R]):
     `evictable` and `pinned` alternate for each record; a record starts out pinned. Same seed and same calls
     give the same choices.
     """
+
+    def attached(self, site: TreeSite) -> None:  # noqa: ARG002 - for those that override it
+        """Told once, before all else; most policies need to know nothing of it."""
+        return
 
     @abstractmethod
     def record(self, owner: Any, pages: int) -> R:

@@ -23,7 +23,7 @@ from kvrouting_operator.spec.part import (
 from kvrouting_operator.spec.references import EnvVar
 from kvrouting_operator.spec.workload import PullPolicy, Resources, check_quantity
 
-EvictionName = Literal["rlt", "lru", "lfu", "slru", "random"]
+EvictionName = Literal["rlt", "lru", "lfu", "slru", "random", "rlt-adaptive"]
 Runtime = Literal["sglang", "simulated"]
 
 # Flag → what to set instead.
@@ -94,7 +94,8 @@ class Eviction(Part, frozen=True, kw_only=True):
     policy: Annotated[
         EvictionName,
         Meta(
-            description="rlt: randomized leaf token eviction; the others are for comparison. A worker is ready "
+            description="rlt: randomized leaf token eviction; rlt-adaptive: learns what is used again, within "
+            "rlt's guarantee; the others are for comparison. A worker is ready "
             "only while the engine proves this policy at work."
         ),
     ] = "rlt"

@@ -1,0 +1,341 @@
+"""The frame: lets a victim rule evict what it likes while that costs not clearly more loads than RLT would have had."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvrouting_core.eviction.adaptive.debt import Debt
+from kvrouting_core.eviction.adaptive.ghost import GhostRLT
+from kvrouting_core.eviction.adaptive.granules import GranuleNames, GranuleRecord, pages_per_granule
+from kvrouting_core.eviction.adaptive.leaf_pool import LeafPool
+from kvrouting_core.eviction.adaptive.victim_rule import VictimRule, Visit
+from kvrouting_core.eviction.base import EvictionPolicy, PathAccess, TreeSite, Uncover
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Of the guarantee. epsilon: loads allowed beyond the ghost's, as a share of these; beta: the debt that is allowed,
+    credit: how much may be saved up, both as shares of the capacity. always_safe: as the ghost, whatever the rule.
+    """
+
+    epsilon: float = 0.02
+    beta: float = 0.25
+    credit: float = 0.25
+    always_safe: bool = False
+
+
+class _Bound:
+    """What depends on the tree that the policy serves."""
+
+    __slots__ = ("capacity", "debt", "ghost", "granule_pages", "granule_tokens", "names", "site")
+
+    def __init__(self, site: TreeSite, terms: Terms) -> None:
+        self.site = site
+        self.granule_pages = pages_per_granule(site.page_tokens)
+        self.granule_tokens = self.granule_pages * site.page_tokens
+        self.capacity = max(1, site.capacity_pages // self.granule_pages)
+        self.names = GranuleNames(self.granule_pages)
+        self.debt = Debt(
+            capacity=self.capacity,
+            epsilon=terms.epsilon,
+            beta=terms.beta,
+            credit=terms.credit,
+            always_safe=terms.always_safe,
+        )
+
+
+class GuardedEviction(EvictionPolicy[GranuleRecord]):
+    """Evicts what the rule picks, out of all unlocked leaves (E) or, in safe mode, of those not in the ghost (E2).
+
+    Loads and capacity are counted in granules. A granule is cached while the page that ends it is.
+    """
+
+    def __init__(self, rule: VictimRule, rng: random.Random, *, terms: Terms | None = None) -> None:
+        """rng: of the ghost's coins, no one else's."""
+        self._rule = rule
+        self._rng = rng
+        self._terms = terms or Terms()
+        self._site: _Bound | None = None
+        self._longest = 0
+        self._started: GranuleRecord | None = None
+        self._clear_places()
+
+    # ---- figures -------------------------------------------------------------------------------------------------
+
+    @property
+    def debt(self) -> Debt:
+        """Φ, the mode, and the loads of both caches since the start."""
+        return self._bound().debt
+
+    @property
+    def capacity_granules(self) -> int:
+        """B."""
+        return self._bound().capacity
+
+    @property
+    def longest_path_granules(self) -> int:
+        """p: of the paths so far."""
+        return self._longest
+
+    @property
+    def granule_tokens(self) -> int:
+        """Tokens of a whole granule."""
+        return self._bound().granule_tokens
+
+    # ---- what the tree tells -------------------------------------------------------------------------------------
+
+    def attached(self, site: TreeSite) -> None:
+        bound = self._site = _Bound(site, self._terms)
+        self._ghost = GhostRLT(
+            capacity=bound.capacity,
+            rng=self._rng,
+            is_locked=self._is_locked,
+            on_load=self._ghost_loaded,
+            on_evict=self._ghost_evicted,
+        )
+        self._rule.sized(bound.capacity)
+
+    def record(self, owner: Any, pages: int) -> GranuleRecord:
+        self._bound()
+        return GranuleRecord(owner, pages)
+
+    def admitted(self, access: PathAccess[GranuleRecord]) -> None:
+        bound = self._bound()
+        if not access.pages:
+            return
+        visit = self._visit(access)
+        self._longest = max(self._longest, len(visit.names))
+        labels = self._rule.admitted(visit)
+        for name, label in zip(visit.names[visit.hit :], labels, strict=True):
+            self._announced[name] = label
+        while len(self._announced) > bound.capacity:
+            self._announced.popitem(last=False)
+        now = self._rule.now
+        for record in access.records:
+            record.accessed = now
+        bound.debt.settle(own=0, ghost=self._ghost.access(visit.names))
+
+    def inserted(self, access: PathAccess[GranuleRecord]) -> None:
+        bound = self._bound()
+        if not access.pages:
+            return
+        names = bound.names.of_path(access)
+        self._longest = max(self._longest, len(names))
+        fresh = self._fresh(access, names)
+        labels = self._labels_of(fresh, access)
+        ghost_loads = self._ghost.access(names)
+        self._hold(fresh, labels)
+        bound.debt.settle(own=len(labels), ghost=ghost_loads)
+
+    def split(self, record: GranuleRecord, prefix_owner: Any, prefix_pages: int) -> GranuleRecord:
+        upper = record.split_off(prefix_owner, prefix_pages, self._bound().granule_pages)
+        if upper.names:
+            self._tails[upper.names[-1]] = upper
+        return upper
+
+    def trimmed(self, record: GranuleRecord, pages: int) -> None:
+        super().trimmed(record, pages)
+        surplus = record.end - record.start - record.pages
+        if surplus > 0:  # not chosen here
+            self._shorten(record, surplus)
+            self._place(record)
+
+    def evictable(self, record: GranuleRecord) -> None:
+        self._leaves.add(record)
+        self._place(record)
+
+    def pinned(self, record: GranuleRecord) -> None:
+        self._leaves.discard(record)
+        self._spare.discard(record)
+
+    def choose(self, pages: int, uncover: Uncover) -> list[tuple[GranuleRecord, int]]:
+        granule_pages = self._bound().granule_pages
+        self._press_ghost()
+        taken: dict[GranuleRecord, int] = {}
+        while pages > 0:
+            record = self._next_victim()
+            if record is None:
+                break
+            cut = min(pages, record.tail_pages(granule_pages))
+            pages -= cut
+            taken[record] = taken.get(record, 0) + cut
+            self._shorten(record, cut)
+            if record.end > record.start:
+                self._started = record if record.end % granule_pages else None
+                self._place(record)
+                continue
+            self.pinned(record)
+            parent = uncover(record)
+            if parent is not None:
+                self.evictable(parent)
+        return list(taken.items())
+
+    def clear(self) -> None:
+        self._clear_places()
+        if self._site is not None:
+            self._ghost.clear()
+            self._rule.clear()
+            self._site.debt.forgive()
+
+    # ---- victims -------------------------------------------------------------------------------------------------
+
+    def _next_victim(self) -> GranuleRecord | None:
+        """The leaf whose granule was begun, else the rule's pick; None if there is no leaf.
+
+        In safe mode, if the ghost holds the tails of all leaves, the tree needs room that the ghost has not made yet,
+        or for something that is no path: then the ghost evicts as well.
+        """
+        bound = self._bound()
+        started = self._started
+        if started is not None and started in self._spare and started.tail_name(bound.granule_pages) is None:
+            return started
+        self._started = None
+        if not self._leaves:
+            return None
+        pool = self._leaves
+        if bound.debt.is_safe:
+            while not self._spare and self._ghost.evict():
+                pass
+            pool = self._spare
+        return self._rule.pick(pool.leaves)
+
+    def _press_ghost(self) -> None:
+        """What running requests hold outside the tree is room that the ghost must not have either."""
+        limit = len(self._held) + len(self._announced) + self._longest
+        while len(self._ghost) > limit and self._ghost.evict():
+            pass
+
+    def _place(self, record: GranuleRecord) -> None:
+        """Puts an evictable leaf into E2 or takes it out, by what its tail is."""
+        if record not in self._leaves:
+            return
+        name = record.tail_name(self._bound().granule_pages)
+        if name is None or name not in self._ghost:
+            self._spare.add(record)
+        else:
+            self._spare.discard(record)
+
+    def _shorten(self, record: GranuleRecord, pages: int) -> None:
+        bound = self._bound()
+        lost = record.shorten(pages, bound.granule_pages)
+        if not lost:
+            return
+        del self._tails[lost[0][0]]
+        if record.names:
+            self._tails[record.names[-1]] = record
+        for name, label in lost:
+            self._held.discard(name)
+            if name in self._ghost:
+                self._ghost_only += 1
+            self._rule.evicted(name, label, memory=max(0, bound.capacity - self._ghost_only))
+
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    def _visit(self, access: PathAccess[GranuleRecord]) -> Visit:
+        bound = self._bound()
+        names = bound.names.of_path(access)
+        hit = len(names) if access.hit_pages == access.pages else access.hit_pages // bound.granule_pages
+        return Visit(
+            names=names,
+            hit=hit,
+            records=access.records,
+            granule_tokens=bound.granule_tokens,
+            granule_pages=bound.granule_pages,
+            in_ghost=self._ghost,
+        )
+
+    def _fresh(
+        self, access: PathAccess[GranuleRecord], names: Sequence[int]
+    ) -> list[tuple[GranuleRecord, Sequence[int]]]:
+        """The records that this insert adds granules to, with the names of these."""
+        granule_pages = self._bound().granule_pages
+        fresh: list[tuple[GranuleRecord, Sequence[int]]] = []
+        start = 0
+        for record in access.records:
+            end = start + record.pages
+            if not record.is_named:
+                record.start, record.end = start, end
+                record.is_named = True
+                record.accessed = self._rule.now
+                fresh.append((record, names[start // granule_pages : end // granule_pages]))
+            start = end
+        for record in access.records[:-1]:
+            record.had_child = True
+        last = access.records[-1]
+        if access.pages % granule_pages and not last.crumb:
+            last.crumb = True
+            fresh.append((last, names[-1:]))
+        return [(record, new) for record, new in fresh if new]
+
+    def _labels_of(
+        self, fresh: Sequence[tuple[GranuleRecord, Sequence[int]]], access: PathAccess[GranuleRecord]
+    ) -> dict[int, int]:
+        """name → label of what is loaded now: as announced by an admission, else as the rule says."""
+        announced = self._announced
+        labels: dict[int, int] = {}
+        unknown = False
+        for _, names in fresh:
+            for name in names:
+                label = announced.pop(name, -1)
+                labels[name] = label
+                unknown = unknown or label < 0
+        if unknown:
+            visit = self._visit(access)
+            said = dict(zip(visit.names[visit.hit :], self._rule.extended(visit), strict=True))
+            for name, label in labels.items():
+                if label < 0:
+                    labels[name] = said.get(name, 0)
+        return labels
+
+    def _hold(self, fresh: Sequence[tuple[GranuleRecord, Sequence[int]]], labels: dict[int, int]) -> None:
+        ghost, held = self._ghost, self._held
+        for record, names in fresh:
+            if record.names:
+                del self._tails[record.names[-1]]
+            record.names += names
+            record.labels += bytes([labels[name] for name in names])
+            self._tails[names[-1]] = record
+            for name in names:
+                held.add(name)
+                if name in ghost:
+                    self._ghost_only -= 1
+            self._place(record)
+
+    # ---- the ghost -----------------------------------------------------------------------------------------------
+
+    def _is_locked(self, name: int) -> bool:
+        record = self._tails.get(name)
+        return record is not None and self._bound().site.is_locked(record.owner)
+
+    def _ghost_loaded(self, name: int) -> None:
+        if name not in self._held:
+            self._ghost_only += 1
+            return
+        record = self._tails.get(name)
+        if record is not None and record in self._spare:
+            self._place(record)
+
+    def _ghost_evicted(self, name: int) -> None:
+        if name not in self._held:
+            self._ghost_only -= 1
+            return
+        record = self._tails.get(name)
+        if record is not None:
+            self._place(record)
+
+    def _bound(self) -> _Bound:
+        if self._site is None:
+            raise RuntimeError("this policy serves a tree: call `attached` with the tree's size first")
+        return self._site
+
+    def _clear_places(self) -> None:
+        self._leaves, self._spare = LeafPool(), LeafPool()
+        self._tails: dict[int, GranuleRecord] = {}
+        self._held: set[int] = set()
+        self._announced: OrderedDict[int, int] = OrderedDict()
+        self._started = None
+        self._ghost_only = 0

@@ -1,0 +1,367 @@
+"""The frame of rlt-adaptive keeps its guarantee whatever the victim rule does; its parts do what they say."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvrouting_core.eviction import GuardedEviction, RandomizedLeafTokens, make_policy
+from kvrouting_core.eviction.adaptive import GranuleRecord, LearnedRule, Terms
+from kvrouting_core.eviction.adaptive.ages import BUCKETS, AgeBuckets
+from kvrouting_core.eviction.adaptive.debt import Debt
+from kvrouting_core.eviction.adaptive.ghost import GhostRLT
+from kvrouting_core.eviction.adaptive.gittins import index_at_edges
+from kvrouting_core.eviction.adaptive.monitor import Monitor
+from kvrouting_core.eviction.adaptive.ring import Ring
+from kvrouting_core.radix_cache import PathLock, RadixCache
+
+
+class UpsideDown(LearnedRule):
+    """The adversary: out of all leaves the one with the highest index, which is worth the most."""
+
+    def pick(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
+        def index(leaf: GranuleRecord) -> float:
+            label = leaf.tail_label()
+            table = self._tables[label] or self._table_of(label)
+            return table[int(math.log2(self.now + 1 - leaf.accessed) * 4)]
+
+        return max(leaves, key=index)
+
+
+class MostRecent(LearnedRule):
+    """Evicts what was used last: as bad as it gets on loads with locality."""
+
+    def pick(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
+        return max(leaves, key=lambda leaf: leaf.accessed)
+
+
+RULES = {"learned": LearnedRule, "upside down": UpsideDown, "most recent": MostRecent}
+
+
+def guarded(rule: str, seed: int, **terms: float) -> GuardedEviction:
+    return GuardedEviction(
+        RULES[rule](random.Random(seed)),
+        random.Random(f"ghost {seed}"),
+        terms=Terms(**terms),  # type: ignore[arg-type]
+    )
+
+
+def assert_bound(policy: GuardedEviction) -> None:
+    """The theorem, with p the longest path so far."""
+    debt, capacity, longest = policy.debt, policy.capacity_granules, policy.longest_path_granules
+    assert debt.phi <= (1 + 0.25) * capacity + longest + 1e-6
+    assert debt.own_loads <= (1 + 0.02) * debt.ghost_loads + (1 + 0.25) * capacity + longest + 1e-6
+
+
+class Scene:
+    """A cache that requests run in side by side, and the check after every call."""
+
+    def __init__(self, policy: GuardedEviction, *, capacity_pages: int, page_size: int) -> None:
+        self.policy = policy
+        self.page_size = page_size
+        self.cache = RadixCache(capacity_tokens=capacity_pages * page_size, page_size=page_size, policy=policy)
+        self.running: list[tuple[PathLock, array[int]]] = []
+
+    def tokens(self, pages: Sequence[int]) -> array[int]:
+        return array("I", [page for page in pages for _ in range(self.page_size)])
+
+    def begin(self, pages: Sequence[int]) -> None:
+        tokens = self.tokens(pages)
+        self.running.append((self.cache.lock(tokens), tokens))
+        assert_bound(self.policy)
+
+    def load(self, which: int, answer: Sequence[int]) -> None:
+        if not self.running:
+            return
+        lock, tokens = self.running[which % len(self.running)]
+        tokens = tokens + self.tokens(answer)
+        missing = len(tokens) - self.cache.match(tokens).tokens
+        if missing > self.cache.free_tokens + self.cache.evictable_tokens:
+            return
+        shortfall = missing - self.cache.free_tokens
+        if shortfall > 0:
+            freed = self.cache.evict(shortfall)
+            assert (
+                freed == -(-shortfall // self.page_size) * self.page_size
+            )  # a victim exists while anything is unlocked
+        missing = len(tokens) - self.cache.match(tokens).tokens
+        if missing <= self.cache.free_tokens:
+            self.cache.insert(lock, tokens)
+            self.running[which % len(self.running)] = (lock, tokens)
+        assert_bound(self.policy)
+
+    def end(self, which: int) -> None:
+        if self.running:
+            lock, _ = self.running.pop(which % len(self.running))
+            self.cache.unlock(lock)
+
+    def serve(self, pages: Sequence[int]) -> int:
+        hit = self.cache.serve(self.tokens(pages))
+        assert_bound(self.policy)
+        return hit
+
+
+PATHS = st.lists(st.integers(0, 3), min_size=1, max_size=8)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("begin"), PATHS),
+        st.tuples(st.just("load"), st.integers(0, 9), st.lists(st.integers(0, 3), max_size=3)),
+        st.tuples(st.just("end"), st.integers(0, 9)),
+        st.tuples(st.just("serve"), PATHS),
+        st.tuples(st.just("evict"), st.integers(0, 30)),
+    ),
+    max_size=70,
+)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    steps=STEPS,
+    rule=st.sampled_from(sorted(RULES)),
+    page_size=st.sampled_from([1, 2, 16, 24, 64]),
+    capacity_pages=st.integers(10, 40),
+    seed=st.integers(0, 99),
+)
+def test_the_bound_holds_after_every_call_under_locks(
+    steps: list[tuple[Any, ...]], rule: str, page_size: int, capacity_pages: int, seed: int
+) -> None:
+    scene = Scene(guarded(rule, seed), capacity_pages=capacity_pages, page_size=page_size)
+    for name, *values in steps:
+        if name == "serve" and scene.running:
+            continue  # alone or not at all: what is locked may leave no room
+        if name == "evict":
+            unlocked = scene.cache.evictable_tokens
+            wanted = values[0] * page_size
+            assert scene.cache.evict(wanted) == min(wanted, unlocked)
+            continue
+        getattr(scene, name)(*values)
+    assert_bound(scene.policy)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("rule", ["upside down", "most recent"])
+@pytest.mark.parametrize("load", ["cycle", "locality", "both"])
+def test_the_bound_holds_on_long_adversarial_loads_that_drive_the_frame_into_safe_mode(
+    load: str, rule: str, page_size: int
+) -> None:
+    per_granule = max(1, 64 // page_size)
+    scene = Scene(guarded(rule, 1), capacity_pages=60 * per_granule, page_size=page_size)
+    rng = random.Random(2)
+    hot, cycle = [[100 + i] * 6 for i in range(8)], [[i] * 4 for i in range(18)]
+    requests = 500
+    for number in range(requests):
+        local = load == "locality" or (load == "both" and number // 100 % 2)
+        head = hot[int(rng.random() ** 2 * 8)] if local else cycle[number % 18]
+        tail = [rng.randrange(1000, 9000)] * 2 if local else []
+        scene.serve([page for page in head + tail for _ in range(per_granule)])
+    if load != "cycle":
+        assert scene.policy.debt.safe_entries > 0
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_forced_safe_is_exactly_the_ghost(page_size: int) -> None:
+    per_granule = max(1, 64 // page_size)
+    policy = guarded("upside down", 3, always_safe=True)
+    scene = Scene(policy, capacity_pages=50 * per_granule, page_size=page_size)
+    rng = random.Random(4)
+    for _ in range(400):
+        path = [rng.randrange(6) for _ in range(rng.randrange(1, 9))]
+        scene.serve([page for page in path for _ in range(per_granule)])
+        assert policy.debt.own_loads == policy.debt.ghost_loads
+    assert policy.debt.own_loads > 4 * 50
+
+
+def test_the_ghost_faults_as_rlt_does() -> None:
+    """On the cycle of B − L + 2 paths, where LRU misses each time."""
+    capacity, shared, rounds = 60, 10, 40
+    paths = [[*range(shared), 1000 + path] for path in range(capacity - shared + 1)]
+    tokens = [array("I", [page for page in path for _ in range(64)]) for path in paths]
+    ghost_loads, rlt_loads = 0, 0
+    for seed in range(6):
+        ghost = GhostRLT(
+            capacity=capacity,
+            rng=random.Random(seed),
+            is_locked=lambda name: False,
+            on_load=lambda name: None,
+            on_evict=lambda name: None,
+        )
+        cache = RadixCache(
+            capacity_tokens=64 * capacity, page_size=64, policy=RandomizedLeafTokens(random.Random(seed))
+        )
+        for _ in range(rounds):
+            ghost_loads += sum(ghost.access(path) for path in paths)
+            rlt_loads += sum(shared + 1 - cache.serve(path) // 64 for path in tokens)
+        assert len(ghost) == capacity
+    assert ghost_loads == pytest.approx(rlt_loads, rel=0.1)
+    assert ghost_loads < 0.5 * 6 * rounds * len(paths)
+
+
+def test_a_locked_leaf_stays_in_the_ghost_until_it_is_let_go() -> None:
+    locked = {1, 2}
+    gone: list[int] = []
+    ghost = GhostRLT(
+        capacity=3, rng=random.Random(0), is_locked=locked.__contains__, on_load=lambda _: None, on_evict=gone.append
+    )
+    for name in range(1, 40):
+        ghost.access([name])
+    assert 1 in ghost
+    assert 2 in ghost
+    assert len(ghost) == 3
+    locked.clear()
+    for name in range(40, 80):
+        ghost.access([name])
+    assert {1, 2} <= set(gone)
+
+
+def test_a_path_that_finds_no_room_beside_locks_is_loaded_past_the_ghost() -> None:
+    ghost = GhostRLT(
+        capacity=2,
+        rng=random.Random(0),
+        is_locked=lambda name: name in (1, 2),
+        on_load=lambda _: None,
+        on_evict=lambda _: None,
+    )
+    ghost.access([1, 2])
+    assert ghost.access([7, 8, 9]) == 3
+    assert (len(ghost), 1 in ghost, 7 in ghost) == (2, True, False)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_same_seed_same_victims(page_size: int) -> None:
+    def hits(seed: int) -> list[int]:
+        cache = RadixCache(
+            capacity_tokens=9_600, page_size=page_size, policy=make_policy("rlt-adaptive", random.Random(seed))
+        )
+        rng = random.Random(1)
+        heads = [[rng.randrange(9999) for _ in range(128)] for _ in range(99)]
+        return [cache.serve(array("I", rng.choice(heads) + [rng.randrange(9999)] * 64)) for _ in range(400)]
+
+    assert hits(5) == hits(5)
+    assert hits(5) != hits(6)
+
+
+def test_a_flush_forgives_the_debt_and_keeps_what_was_learned() -> None:
+    policy = guarded("most recent", 1)
+    scene = Scene(policy, capacity_pages=40, page_size=64)
+    rng = random.Random(1)
+    for _ in range(60):
+        scene.serve([int(rng.random() ** 2 * 8)] * 5 + [rng.randrange(1000, 9000)] * 2)
+    debt = policy.debt
+    own = debt.own_loads
+    assert debt.phi > 0
+    scene.cache.clear()
+    assert (debt.phi, debt.is_safe, debt.own_loads) == (0, False, own)
+    assert scene.serve([1] * 5) == 0
+    assert debt.own_loads == own + 5
+
+
+def test_the_policy_learns_to_keep_what_is_shared_when_lru_and_rlt_keep_little() -> None:
+    rng = random.Random(3)
+    heads = [array("I", rng.randbytes(4 * 1024)) for _ in range(24)]
+
+    def hit_rate(name: str) -> float:
+        cache = RadixCache(capacity_tokens=20_000, page_size=64, policy=make_policy(name, random.Random(1)))
+        draw = random.Random(2)
+        prompts = [heads[number % 24] + array("I", draw.randbytes(4 * 512)) for number in range(700)]
+        return sum(map(cache.serve, prompts)) / sum(map(len, prompts))
+
+    adaptive = hit_rate("rlt-adaptive")
+    assert hit_rate("lru") < 0.05
+    assert adaptive > hit_rate("rlt") + 0.1
+
+
+def test_a_policy_without_a_tree_says_what_is_missing() -> None:
+    with pytest.raises(RuntimeError, match="attached"):
+        make_policy("rlt-adaptive", random.Random(0)).record(None, 1)
+
+
+def test_phi_is_clamped_below_and_safe_mode_has_hysteresis() -> None:
+    debt = Debt(capacity=100, epsilon=0.0, beta=0.25, credit=0.1)
+    debt.settle(own=0, ghost=500)
+    assert debt.phi == -10
+    debt.settle(own=35, ghost=0)
+    assert not debt.is_safe
+    debt.settle(own=1, ghost=0)
+    assert debt.is_safe
+    debt.settle(own=0, ghost=13)
+    assert debt.is_safe
+    debt.settle(own=0, ghost=1)
+    assert (debt.is_safe, debt.safe_entries) == (False, 1)
+    with pytest.raises(ValueError, match="beta must not be negative, got -1"):
+        Debt(capacity=1, epsilon=0, beta=-1, credit=0)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    uses=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 400)), max_size=60),
+    settle_every=st.integers(1, 20),
+)
+def test_the_monitor_counts_exposure_as_its_definition(uses: list[tuple[int, int, int]], settle_every: int) -> None:
+    """Time at each age, summed up one unit of time at a time."""
+    monitor = Monitor(64)
+    ages = AgeBuckets(64)
+    since: dict[int, tuple[int, int]] = {}
+    exposure: dict[int, list[float]] = {}
+    hits: dict[int, list[int]] = {}
+
+    def spend(name: int, until: int) -> None:
+        label, start = since[name]
+        for unit in range(until - start):
+            for bucket in range(BUCKETS):
+                low = ages.starts[bucket]
+                high = low + ages.widths[bucket]
+                exposure.setdefault(label, [0.0] * BUCKETS)[bucket] += max(0.0, min(high, unit + 1) - max(low, unit))
+
+    now = 0
+    for number, (name, label, gap) in enumerate(uses):
+        now += gap
+        if name in since:
+            spend(name, now)
+            old_label, start = since[name]
+            hits.setdefault(old_label, [0] * BUCKETS)[ages.of(now - start)] += 1
+        since[name] = (label, now)
+        monitor.used(name, label, now=now)
+        if number % settle_every == 0:
+            monitor.settle(now=now)
+    for name in since:
+        spend(name, now)
+    monitor.settle(now=now)
+    for label, counts in monitor.counts.items():
+        assert counts.exposure == pytest.approx(exposure.get(label, [0.0] * BUCKETS), abs=1e-6)
+        assert counts.hits == hits.get(label, [0] * BUCKETS)
+
+
+def test_the_index_of_a_constant_rate_is_that_rate() -> None:
+    ages = AgeBuckets(1000)
+    assert index_at_edges([0.01] * BUCKETS, ages) == pytest.approx([0.01] * BUCKETS)
+
+
+def test_the_index_looks_beyond_a_lull() -> None:
+    """A rate that rises later is worth waiting for, if the wait is short beside it; a falling one counts as it is."""
+    ages = AgeBuckets(1000)
+    falling = index_at_edges([1 / (1 + bucket) ** 2 / 100 for bucket in range(BUCKETS)], ages)
+    assert falling == sorted(falling, reverse=True)
+    peak = [1e-6] * BUCKETS
+    peak[9] = 0.02
+    rising = index_at_edges(peak, ages)
+    assert rising[0] > 100 * 1e-6
+    assert rising[8] > rising[0]
+    assert rising[9] == pytest.approx(0.02)
+    assert rising[10] < 1e-5
+
+
+def test_the_ring_remembers_the_latest_only() -> None:
+    ring = Ring()
+    for name in (1, 2, 3, 1, 4):
+        ring.put(name, name + 10, memory=3)
+    assert [name for name in range(6) if name in ring] == [1, 3, 4]
+    assert (ring.take(3), ring.take(3), len(ring)) == (13, None, 2)
+    ring.put(5, 0, memory=0)
+    assert len(ring) == 0
