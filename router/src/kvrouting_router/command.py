@@ -15,6 +15,7 @@ import msgspec
 
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.routing.policy import AdmissionLimits
+from kvrouting_router.class_files import read_class_files
 from kvrouting_router.client_call import ApiKeys
 from kvrouting_router.command_options import (
     limit_options,
@@ -92,6 +93,7 @@ def configuration(given: dict[str, Any]) -> RouterConfig:
             StaticWorker(url=u, worker_class=given["worker_class"], capacity_tokens=given["worker_capacity_tokens"])
             for u in given["workers"]
         ],
+        class_times=read_class_files(given["class_files"]),
         health_path=given["health_path"],
         decisions_file=given["decisions_file"],
         log_decisions=given["log_decisions"],

@@ -55,6 +55,8 @@ pool_options = _group(
     click.option("--worker", "workers", multiple=True, metavar="URL", envvar="KVROUTING_ROUTER_WORKER",
                  help="An engine without a sidecar, http://host:port; may be repeated. Its cache is guessed."),
     click.option("--worker-class", default="L40", show_default=True, help="GPU class of the --worker engines."),
+    click.option("--class-file", "class_files", multiple=True, type=_FILE, envvar="KVROUTING_ROUTER_CLASS_FILE",
+                 help="A GPU class that was measured, as `kvrouting calibrate` writes it; may be repeated."),
     click.option("--worker-capacity-tokens", type=_COUNT, default=197_000, show_default=True,
                  help="KV cache of a --worker engine that does not state it."),
     click.option("--health-path", default="/health", show_default=True, help="An engine's health page."),

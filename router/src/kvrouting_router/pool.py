@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from kvrouting_core.event_order import Opening, SyncOrder, Verdict
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.prefix_index import PrefixIndex
 from kvrouting_core.routing.events import LoadReport, RoutingRequest, WorkerGone, WorkerJoined, WorkerPaused
+from kvrouting_core.service_time import StepTimes
 from kvrouting_router.dispatcher import Dispatcher, Reservation
 from kvrouting_router.guessed_cache import GuessedCache, PoolCache
 from kvrouting_router.metrics import RouterMetrics
@@ -41,7 +43,10 @@ class ViewStream(Protocol):
 
 
 class Pool:
-    """All mutable knowledge of workers, changed on the event loop alone."""
+    """All mutable knowledge of workers, changed on the event loop alone.
+
+    class_times: of worker classes that were measured here; the others are built in.
+    """
 
     def __init__(
         self,
@@ -53,7 +58,9 @@ class Pool:
         metrics: RouterMetrics,
         now_s: Callable[[], float],
         block_size_tokens: int,
+        class_times: Mapping[str, StepTimes] | None = None,
     ) -> None:
+        self._class_times = class_times or {}
         self.dispatcher = dispatcher
         self.registry = registry
         self.index = index
@@ -155,7 +162,9 @@ class Pool:
         if change.new is WorkerState.LIVE:
             self._known_to_policy.add(worker)
             restarted, change.worker.restarted = change.worker.restarted, False
-            self.dispatcher.tell(WorkerJoined(profile=change.worker.facts.profile, restarted=restarted))
+            facts = change.worker.facts
+            profile = replace(facts.profile, times=self._class_times.get(facts.worker_class))
+            self.dispatcher.tell(WorkerJoined(profile=profile, restarted=restarted))
         elif change.new is WorkerState.GONE:
             self._forget_views(worker)
             self.order.leave(worker, for_good=False)

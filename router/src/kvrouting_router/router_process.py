@@ -17,6 +17,7 @@ from kvrouting_core.blocks import ChainHasher, routing_block_size
 from kvrouting_core.prefix_index import PrefixIndex
 from kvrouting_core.routing.policy import AdmissionLimits, CacheView, Policy
 from kvrouting_core.routing.registry import build_policy
+from kvrouting_core.service_time import StepTimes
 from kvrouting_router.client_call import ApiKeys, CallReader
 from kvrouting_router.decision_log import DecisionFile, DecisionLog
 from kvrouting_router.dispatcher import Dispatcher
@@ -67,6 +68,7 @@ class RouterConfig:
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     seed: int | None = None
     static_workers: Sequence[StaticWorker] = ()
+    class_times: Mapping[str, StepTimes] = field(default_factory=dict)
     health_path: str = "/health"
     decisions_file: Path | None = None
     log_decisions: bool = True
@@ -145,6 +147,7 @@ class Router:
             metrics=self.metrics,
             now_s=self._now_s,
             block_size_tokens=config.block_size_tokens,
+            class_times=config.class_times,
         )
         pool.on_transition(_log_transition)
         self.metrics.watch(PoolCollector(pool, now_s=self._now_s))

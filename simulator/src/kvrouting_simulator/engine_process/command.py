@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import uvloop
 
+from kvrouting_core.class_file import ClassFileError, MeasuredClass, parse_class
 from kvrouting_core.eviction import POLICIES
 from kvrouting_core.routing.events import SchedulerOptions
 from kvrouting_core.service_time import WORKER_CLASSES, worker_class
@@ -40,6 +42,12 @@ class _JsonLines(logging.Formatter):
     type=click.Choice(list(WORKER_CLASSES)),
     default="L40",
     help="Card and model whose step times are played.",
+)
+@click.option(
+    "--class-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    help="A worker class that was measured, as `kvrouting calibrate` writes it; instead of --worker-class.",
 )
 @click.option(
     "--capacity-tokens", type=click.IntRange(1), default=None, help="KV cache.  [default: what the worker class holds]"
@@ -123,7 +131,8 @@ def engine(*, tracing: bool, **given: Any) -> None:
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     try:
-        options = _options(**given)
+        measured = _measured(given["class_file"])
+        options = _options(measured, **given)
         uvloop.run(EngineServer(options, tracer=_tracer() if tracing else None).run())
     except (ValueError, ListenError) as error:
         raise click.ClickException(str(error)) from error
@@ -135,7 +144,16 @@ def _tracer() -> Tracer:
     return OtelTracer.from_environment()
 
 
-def _options(**given: Any) -> ServerOptions:
+def _measured(path: Path | None) -> MeasuredClass | None:
+    if path is None:
+        return None
+    try:
+        return parse_class(path.read_text(encoding="utf-8"))
+    except (ClassFileError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _options(measured: MeasuredClass | None, **given: Any) -> ServerOptions:
     def ports(name: str, enabled: str) -> PortRange | None:
         if not given[enabled]:
             return None
@@ -143,8 +161,8 @@ def _options(**given: Any) -> ServerOptions:
         return PortRange(option=option, host_option="--events-host", host=given["events_host"], base=given[name])
 
     return ServerOptions(
-        rank=_rank_options(**given),
-        worker_class=given["worker_class"],
+        rank=_rank_options(measured, **given),
+        worker_class=measured.name if measured else given["worker_class"],
         dp_size=given["dp_size"],
         served_model=given["served_model_name"],
         tokenizer=given["tokenizer"],
@@ -168,10 +186,10 @@ def _options(**given: Any) -> ServerOptions:
     )
 
 
-def _rank_options(**given: Any) -> RankOptions:
+def _rank_options(measured: MeasuredClass | None, **given: Any) -> RankOptions:
     played = worker_class(given["worker_class"])
     return RankOptions(
-        times=played.times,
+        times=measured.times if measured else played.times,
         capacity_tokens=given["capacity_tokens"] or played.capacity_tokens,
         page_size=given["page_size"],
         eviction=given["eviction"],

@@ -17,7 +17,6 @@ from typing import Any
 import zmq
 from aiohttp import web
 
-from kvrouting_core.service_time import worker_class
 from kvrouting_simulator.bounds import at_least, positive
 from kvrouting_simulator.engine_process.endpoints import BoundRange, PortRange, bind_http, bind_ranks
 from kvrouting_simulator.engine_process.engine import Engine
@@ -69,7 +68,6 @@ class ServerOptions:
     shutdown_s: float
 
     def __post_init__(self) -> None:
-        worker_class(self.worker_class)
         for name in ("dp_size", "context_length", "own_answer_tokens"):
             at_least(1, name, getattr(self, name))
         positive("speed", self.speed)
