@@ -23,6 +23,7 @@ _TIE_TO_PARENT = (
     "os.execvp(sys.argv[2], sys.argv[2:])\n"
 )
 _TAIL_LINES = 25
+_TAIL_COLUMNS = 300  # some servers log all their settings in one line
 _POLL_S = 0.02
 
 Found = TypeVar("Found")
@@ -186,7 +187,8 @@ class ManagedProcess:
         """The end of its log."""
         if not self.log_path.exists():
             return ""
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        last = self.log_path.read_text(errors="replace").splitlines()[-lines:]
+        return "\n".join(line if len(line) <= _TAIL_COLUMNS else f"{line[:_TAIL_COLUMNS]} ..." for line in last)
 
     def _failure(self, what: str) -> ProcessFailedError:
         return ProcessFailedError(

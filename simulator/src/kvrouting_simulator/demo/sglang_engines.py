@@ -79,7 +79,7 @@ class SglangEngines:
     model_folder: Path
     version: str
     model: str = "tiny-llama"
-    start_limit_s: float = 300.0
+    start_limit_s: float = 600.0
 
     @classmethod
     def found(cls, python: Path, *, model_folder: Path) -> SglangEngines:
