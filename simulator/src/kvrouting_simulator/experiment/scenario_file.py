@@ -12,6 +12,7 @@ arrivals = { kind = "poisson", rate_per_s = 12 }
 count = 4
 worker_class = "L40"
 eviction = "rlt"
+memory_fraction = 0.7             # or capacity_tokens
 scheduler = { mixed_chunk = true }
 [delays]
 report_on_change = true
@@ -33,6 +34,7 @@ import msgspec
 import tomllib
 
 from kvrouting_core.routing.policy import AdmissionLimits
+from kvrouting_simulator.experiment.memory import capacity_at
 from kvrouting_simulator.experiment.scenario import Delays, Failure, Scenario, WorkerSpec
 from kvrouting_simulator.workloads import build_workload
 
@@ -88,10 +90,24 @@ def _workers(value: object) -> tuple[WorkerSpec, ...]:
     for entry in _list(value, "workers"):
         given = dict(_mapping(entry, "workers"))
         count = given.pop("count", 1)
+        if "memory_fraction" in given:
+            given["capacity_tokens"] = _capacity(given)
         if type(count) is not int or count < 1:
             raise ScenarioError(f"workers.count must be a whole number of at least 1, got {count!r}")
         workers += [_section(WorkerSpec, given, "workers")] * count
     return tuple(workers)
+
+
+def _capacity(given: dict[str, Any]) -> int:
+    fraction = given.pop("memory_fraction")
+    if "capacity_tokens" in given:
+        raise ScenarioError(f"workers take capacity_tokens or memory_fraction, not both: got {fraction!r} too")
+    if type(fraction) is not float:
+        raise ScenarioError(f"workers.memory_fraction must be a number between 0 and 1, got {fraction!r}")
+    try:
+        return capacity_at(str(given.get("worker_class", "L40")), fraction)
+    except ValueError as error:
+        raise ScenarioError(f"workers.{error}") from error
 
 
 def _section(kind: type[_Section], value: object, where: str) -> _Section:

@@ -26,7 +26,7 @@ from kvrouting_simulator.experiment.index_feed import block_hasher
 from kvrouting_simulator.experiment.passage import Passage
 from kvrouting_simulator.experiment.router import SimulatedRouter
 from kvrouting_simulator.experiment.scenario import Failure, Scenario
-from kvrouting_simulator.experiment.worker import SimulatedWorker, StepResult
+from kvrouting_simulator.experiment.worker import EngineParts, SimulatedWorker, StepResult
 from kvrouting_simulator.report import PoolMark, RequestRecord, summarise
 from kvrouting_simulator.report.document import Run
 from kvrouting_simulator.workloads import ReadyRequest
@@ -59,7 +59,12 @@ def simulate(scenario: Scenario) -> Run:
     Raises: ValueError for an unknown policy or parameter; PolicyStuckError.
     """
     index = PrefixIndex()
-    policy = build_policy(
+    return run_of(scenario, Simulation(scenario, policy=policy_of(scenario, index), index=index).run())
+
+
+def policy_of(scenario: Scenario, index: PrefixIndex) -> Policy:
+    """The policy that the scenario names, on an index. Raises: ValueError for an unknown policy or parameter."""
+    return build_policy(
         scenario.policy,
         scenario.policy_parameters,
         cache=index,
@@ -67,7 +72,10 @@ def simulate(scenario: Scenario) -> Run:
         rng=random.Random(f"{scenario.seed if scenario.tie_seed is None else scenario.tie_seed}/policy"),
         limits=scenario.limits,
     )
-    result = Simulation(scenario, policy=policy, index=index).run()
+
+
+def run_of(scenario: Scenario, result: SimulationResult) -> Run:
+    """A simulation's result as a report takes it."""
     return Run(
         name=scenario.title,
         parameters={"policy": scenario.policy, "seed": scenario.seed, **scenario.settings},
@@ -83,9 +91,21 @@ def simulate(scenario: Scenario) -> Run:
 
 
 class Simulation:
-    """A scenario with a policy that is given. cache view of the policy: `index`."""
+    """A scenario with a policy that is given. cache view of the policy: `index`.
 
-    def __init__(self, scenario: Scenario, *, policy: Policy, index: PrefixIndex) -> None:
+    parts: what the engines are made of. on_dispatch: told of each request that the router sends, with its worker.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        policy: Policy,
+        index: PrefixIndex,
+        parts: EngineParts | None = None,
+        on_dispatch: Callable[[WorkerId, ReadyRequest], None] | None = None,
+    ) -> None:
+        self._on_dispatch = on_dispatch
         self._scenario = scenario
         self._delays = scenario.delays
         self._clock = VirtualClock()
@@ -113,6 +133,7 @@ class Simulation:
                 namespace=NAMESPACE,
                 answer_token=answers,
                 on_step=self._stepped,
+                parts=parts,
             )
             for worker, spec in ((WorkerId(f"w{i}/0"), spec) for i, spec in enumerate(scenario.workers))
         }
@@ -148,6 +169,8 @@ class Simulation:
 
     def _send(self, passage: Passage, worker: WorkerId) -> None:
         self._last_progress_ms = self._clock.now_ms
+        if self._on_dispatch is not None:
+            self._on_dispatch(worker, passage.ready)
         self._hop(partial(self._deliver, self._workers[worker], passage.ready, passage.attempt))
 
     def _deliver(self, worker: SimulatedWorker, ready: ReadyRequest, attempt: int) -> None:

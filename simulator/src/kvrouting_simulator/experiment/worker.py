@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvrouting_core.blocks import ChainHasher, Namespace
 from kvrouting_core.deltas import Delta
-from kvrouting_core.eviction import make_policy
+from kvrouting_core.eviction import EvictionPolicy, make_policy
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.radix_cache import RadixCache
 from kvrouting_core.routing.events import WorkerProfile
@@ -24,6 +25,22 @@ from kvrouting_simulator.engine_model import (
 from kvrouting_simulator.experiment.clock import VirtualClock
 from kvrouting_simulator.experiment.index_feed import IndexFeed, index_feed
 from kvrouting_simulator.experiment.scenario import WorkerSpec
+
+
+def named_eviction(worker: WorkerId, spec: WorkerSpec, rng: random.Random) -> EvictionPolicy[Any]:  # noqa: ARG001
+    """The eviction policy that the worker's spec names."""
+    return make_policy(spec.eviction, rng)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineParts:
+    """What the engines of a simulation are made of, where an experiment looks into them.
+
+    eviction: makes the policy of a new engine of a worker. cache: the class of its cache.
+    """
+
+    eviction: Callable[[WorkerId, WorkerSpec, random.Random], EvictionPolicy[Any]] = named_eviction
+    cache: type[RadixCache] = RadixCache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +68,11 @@ class SimulatedWorker:
         namespace: Namespace,
         answer_token: AnswerToken,
         on_step: Callable[[SimulatedWorker, StepResult], None],
+        parts: EngineParts | None = None,
     ) -> None:
         self.worker = worker
         self.spec = spec
+        self._parts = parts or EngineParts()
         self._rng = random.Random(f"{seed}/eviction/{worker}")
         self._clock = clock
         self._blocks = blocks
@@ -97,10 +116,10 @@ class SimulatedWorker:
         self._feed: IndexFeed = index_feed(
             page_size=self.spec.page_size, blocks=self._blocks, namespace=self._namespace
         )
-        cache = RadixCache(
+        cache = self._parts.cache(
             capacity_tokens=self.spec.tokens,
             page_size=self.spec.page_size,
-            policy=make_policy(self.spec.eviction, random.Random(self._rng.getrandbits(64))),
+            policy=self._parts.eviction(self.worker, self.spec, random.Random(self._rng.getrandbits(64))),
             hasher=self._feed.hasher,
             changes=self._feed.sink,
         )

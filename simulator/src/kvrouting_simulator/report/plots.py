@@ -20,7 +20,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 WINDOWS = 30  # of equal time, in the plots over time
 
 # The keys are a type of their own in newer versions of matplotlib alone.
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 11,
@@ -53,7 +53,7 @@ def plots(runs: Sequence[Run]) -> tuple[Plot, ...]:
     drawn = [run for run in runs if run.summary.completed]
     if not drawn:
         return ()
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         return (_distributions(drawn), _latency_over_time(drawn), _hit_rate_over_time(drawn), _loads(drawn))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class Gsp:
         """The requests of one run."""
         picks = self._picks(np.random.default_rng([seed, 0]))[: self.requests]
         times = self.arrivals.times_ms(len(picks), np.random.default_rng([seed, 1]))
-        prompts = self._prompts()
+        prompts = _prompts(self._shape)
         items = [
             WorkItem(
                 request_id=f"gsp-{group}-{prompt}",
@@ -79,12 +80,35 @@ class Gsp:
             return [picks[i] for i in rng.permutation(len(picks))]
         return picks
 
-    def _prompts(self) -> list[list[array[int]]]:
-        rng = np.random.default_rng([self.content_seed, 2])
-        prompts = []
-        for group in range(self.groups):
-            total = self.lengths_tokens[group % len(self.lengths_tokens)]
-            shared = tokens.drawn(rng, max(1, round(self.prefix_ratio * total)), self.vocabulary_size)
-            own = [tokens.drawn(rng, total - len(shared), self.vocabulary_size) for _ in range(self.prompts_per_group)]
-            prompts.append([shared + tail for tail in own])
-        return prompts
+    @property
+    def _shape(self) -> _Shape:
+        return _Shape(
+            self.groups,
+            self.prompts_per_group,
+            self.lengths_tokens,
+            self.prefix_ratio,
+            self.content_seed,
+            self.vocabulary_size,
+        )
+
+
+class _Shape(NamedTuple):
+    groups: int
+    prompts_per_group: int
+    lengths_tokens: tuple[int, ...]
+    prefix_ratio: float
+    content_seed: int
+    vocabulary_size: int
+
+
+# Runs that differ in policy, seed or rate have the same prompts: fifty megabytes, drawn once.
+@lru_cache(maxsize=1)
+def _prompts(shape: _Shape) -> list[list[array[int]]]:
+    rng = np.random.default_rng([shape.content_seed, 2])
+    prompts = []
+    for group in range(shape.groups):
+        total = shape.lengths_tokens[group % len(shape.lengths_tokens)]
+        shared = tokens.drawn(rng, max(1, round(shape.prefix_ratio * total)), shape.vocabulary_size)
+        own = [tokens.drawn(rng, total - len(shared), shape.vocabulary_size) for _ in range(shape.prompts_per_group)]
+        prompts.append([shared + tail for tail in own])
+    return prompts
