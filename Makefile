@@ -1,6 +1,6 @@
 # The verbs of this project; `make help` lists them. Everything runs in .venv, which the first verb makes.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-engine bench-engine check format bench protos crds chart images e2e clean
+.PHONY: help setup demo experiments experiments-quick test test-engine bench-engine check format bench protos crds chart images e2e clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -31,7 +31,7 @@ $(engine_environment)
 endef
 
 help: ## what can be made
-	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(READY) ## the virtual environment with all that the other verbs need
 
@@ -46,6 +46,13 @@ ifeq ($(ENGINE),sglang)
 else
 	@$(BIN)/kvrouting demo --engine $(ENGINE) --out $(OUT)
 endif
+
+# Hours on two cores; what is there is not run again, so it may be interrupted.
+experiments: $(READY) ## run every study of experiments/ and write docs/results (hours; goes on where it stopped)
+	@$(BIN)/kvrouting experiments --data $(DATA)
+
+experiments-quick: $(READY) ## the small form of each study must give the committed numbers, byte for byte (5 minutes)
+	@$(BIN)/kvrouting experiments --quick --check
 
 test: $(READY) ## all tests that this machine allows
 	@$(BIN)/python -m pytest $(TEST_ARGS)

@@ -55,6 +55,12 @@ _ENTRIES: Mapping[str, _Entry] = {
         extra="simulator",
         help="Run policies and engines on a virtual clock.",
     ),
+    "experiments": _Entry(
+        module="kvrouting_simulator.study.command",
+        attribute="experiments",
+        extra="simulator",
+        help="Run the studies of experiments/ and write their pages.",
+    ),
     "demo": _Entry(
         module="kvrouting_simulator.demo.command",
         attribute="demo",

@@ -38,7 +38,7 @@ class _Selection:
 @click.command(context_settings={"show_default": True})
 @click.argument("names", nargs=-1)
 @click.option("--studies", "folder", type=_FOLDER, default=Path("experiments"), help="Where the study files are.")
-@click.option("--data", type=_FOLDER, default=Path("../shared/data"), help="Where the trace files are, if anywhere.")
+@click.option("--data", type=_FOLDER, default=Path("data"), help="Where recorded traffic lies, if anywhere.")
 @click.option("--out", type=_FOLDER, default=Path("docs/results"), help="Where pages, plots and numbers go.")
 @click.option("--cells", type=_FOLDER, default=Path("out/experiments"), help="Results so far, kept between calls.")
 @click.option("--jobs", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="Runs side by side.")
