@@ -86,3 +86,22 @@ def trace_in(query: str, trace_id: str) -> dict[str, Any]:
         if time.monotonic() > deadline:
             pytest.fail(f"trace {trace_id} did not appear in Jaeger")
         time.sleep(0.2)
+
+
+def spans_of(query: str, trace_id: str) -> list[tuple[str, str, str | None, str]]:
+    """(name, service, id of the parent span, its own id) of each span that has arrived so far."""
+    try:
+        with urllib.request.urlopen(f"{query}/api/traces/{trace_id}", timeout=5) as answer:
+            traces = json.load(answer)["data"]
+    except OSError:
+        return []
+    return [
+        (
+            span["operationName"],
+            trace["processes"][span["processID"]]["serviceName"],
+            next((r["spanID"] for r in span["references"] if r["refType"] == "CHILD_OF"), None),
+            span["spanID"],
+        )
+        for trace in traces
+        for span in trace["spans"]
+    ]

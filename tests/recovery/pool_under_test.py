@@ -16,7 +16,7 @@ from kvrouting_core.blocks import ChainHasher, Namespace
 from kvrouting_simulator.demo.cluster import Cluster
 from kvrouting_simulator.demo.pool_plan import MODEL, worker_id
 from tests.engine_sockets import ask_state
-from tests.processes import LocalPool
+from tests.processes import Generated, LocalPool
 
 BLOCK_TOKENS = 64
 _ANSWER_LIMIT_S = 300.0  # a request may wait for a frozen worker's return
@@ -35,6 +35,24 @@ class Answer:
     cached_tokens: int
     sent_unix_s: float
     ended_unix_s: float
+
+
+def answer_of(got: Generated, prompt: Sequence[int], *, sent_unix_s: float) -> Answer:
+    """What the router said of the choice beside what the engine said of its cache; ended now."""
+    decision: Mapping[str, Any] = got.decision or {}
+    chosen = got.chosen if decision else {}
+    meta = got.meta if got.status == 200 else {}
+    return Answer(
+        status=got.status,
+        prompt=prompt,
+        worker=str(decision.get("worker", "")),
+        request_id=str(decision.get("request_id", "")),
+        matched_tokens=int(chosen.get("matched_tokens", 0)),
+        credited_tokens=int(chosen.get("credited_tokens", 0)),
+        cached_tokens=int(meta.get("cached_tokens", 0)),
+        sent_unix_s=sent_unix_s,
+        ended_unix_s=time.time(),
+    )
 
 
 def routing_blocks(
@@ -128,20 +146,7 @@ class Load:
             stream=False,
             timeout_s=_ANSWER_LIMIT_S,
         )
-        decision: Mapping[str, Any] = got.decision or {}
-        chosen = got.chosen if decision else {}
-        meta = got.meta if got.status == 200 else {}
-        answer = Answer(
-            status=got.status,
-            prompt=prompt,
-            worker=str(decision.get("worker", "")),
-            request_id=str(decision.get("request_id", "")),
-            matched_tokens=int(chosen.get("matched_tokens", 0)),
-            credited_tokens=int(chosen.get("credited_tokens", 0)),
-            cached_tokens=int(meta.get("cached_tokens", 0)),
-            sent_unix_s=sent,
-            ended_unix_s=time.time(),
-        )
+        answer = answer_of(got, prompt, sent_unix_s=sent)
         self.answers.append(answer)
         return answer
 

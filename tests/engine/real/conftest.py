@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.engine.real.servers import RealServer
 from tests.engine.real.tiny_model import write_model
+from tests.engine.real.whole_path import RealPool
+from tests.jaeger import running_jaeger
+
+SMALL_BUFFERS = {"buffer_steps": 20, "hwm": 100, "max_queue_size": 100}
+"""Of the engine's publisher: a load of a few seconds overruns them."""
+
+
+ENGINE_SERVICE = "sglang-under-test"
+"""Under which name the servers send their spans."""
+
+
+@dataclass(frozen=True)
+class JaegerAddress:
+    """otlp: where spans are sent. query: base URL of its API."""
+
+    otlp: str
+    query: str
 
 
 @dataclass(frozen=True)
@@ -26,15 +45,31 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def jaeger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JaegerAddress | None]:
+    """None where there is none: the servers are wanted without it."""
+    with contextlib.ExitStack() as running:
+        try:
+            otlp, query = running.enter_context(running_jaeger(tmp_path_factory.mktemp("jaeger")))
+        except pytest.skip.Exception:
+            yield None
+            return
+        yield JaegerAddress(otlp=otlp, query=query)
+
+
+@pytest.fixture(scope="session")
+def servers(model: Path, jaeger: JaegerAddress | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     logs = tmp_path_factory.mktemp("logs")
+    tracing = () if jaeger is None else (
+        "--enable-trace", "--otlp-traces-endpoint", jaeger.otlp, "--otlp-service-name", ENGINE_SERVICE
+    )  # fmt: skip
     started = Servers(
         rlt={
             page_size: RealServer(
                 model,
                 log=logs / f"rlt-{page_size}",
                 page_size=page_size,
-                flags=("--random-seed", "11"),
+                flags=("--random-seed", "11", *tracing),
+                events=SMALL_BUFFERS,
             )
             for page_size in (1, 16)
         },
@@ -48,3 +83,18 @@ def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     finally:
         for server in every:
             server.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def pool(
+    servers: Servers, jaeger: JaegerAddress | None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RealPool]:
+    """Router and sidecars for the two servers with the plug-in: workers `page1/0` and `page16/0`."""
+    workers = {f"page{page_size}": server for page_size, server in servers.rlt.items()}
+    async with RealPool(
+        workers,
+        folder=tmp_path_factory.mktemp("pool"),
+        router_options=["--tracing"] if jaeger else [],
+        environment={"OTEL_EXPORTER_OTLP_ENDPOINT": jaeger.otlp} if jaeger else None,
+    ) as running:
+        yield running

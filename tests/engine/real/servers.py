@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,16 +15,20 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 START_LIMIT_S = 300
 CACHE_TOKENS = 2000
+MODEL_NAME = "tiny"
+TWO_RANKS_ON_A_CPU = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+"""A core for each rank: without it SGLang asks for a NUMA node for each."""
 
 FLAGS = (
     "--device", "cpu", "--load-format", "dummy", "--dtype", "float32", "--attention-backend", "torch_native",
     "--sampling-backend", "pytorch", "--grammar-backend", "none", "--max-running-requests", "8",
     "--context-length", "1024", "--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup",
-    "--enable-metrics", "--enable-cache-report", "--log-level", "info",
+    "--enable-metrics", "--enable-cache-report", "--log-level", "info", "--served-model-name", MODEL_NAME,
 )  # fmt: skip
 
 
@@ -43,7 +48,10 @@ class ServerEndedError(RuntimeError):
 
 
 class RealServer:
-    """One `sglang.launch_server`. log: everything it printed."""
+    """One `sglang.launch_server`, at the same ports through all its starts. log: everything it printed.
+
+    events: what differs in `--kv-events-config` from SGLang's defaults; None: no events and no load reports.
+    """
 
     def __init__(
         self,
@@ -54,19 +62,20 @@ class RealServer:
         rlt: bool = True,
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        events: bool = True,
+        events: Mapping[str, Any] | None = MappingProxyType({}),
     ) -> None:
         self.ports = free_ports()
         self.log = log
-        command = [
+        self.page_size = page_size
+        self._command = [
             sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1",
             "--port", str(self.ports.http), "--page-size", str(page_size), "--max-total-tokens", str(CACHE_TOKENS),
             *FLAGS, *(["--radix-cache-backend", "rlt"] if rlt else []), *flags,
         ]  # fmt: skip
-        if events:
-            command += ["--kv-events-config", json.dumps(self._events_config())]
-            command += ["--load-publish-endpoint", f"tcp://*:{self.ports.load}"]
-        given = {
+        if events is not None:
+            self._command += ["--kv-events-config", json.dumps({**self._events_config(), **events})]
+            self._command += ["--load-publish-endpoint", f"tcp://*:{self.ports.load}"]
+        self._environment = {
             **os.environ,
             "SGLANG_USE_CPU_ENGINE": "1",
             "HF_HUB_OFFLINE": "1",
@@ -74,10 +83,18 @@ class RealServer:
             "KVROUTING_ENGINE_STATE_ENDPOINT": f"tcp://127.0.0.1:{self.ports.state}",
             **(environment or {}),
         }
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command, env=given, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                self._command, env=self._environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
+
+    def start_again(self) -> None:
+        """A new process at the same ports, once the former one has ended; `wait_until_ready` waits for it."""
+        assert self._process.poll() is not None
+        self._process = self._start()
 
     @property
     def url(self) -> str:
@@ -126,7 +143,7 @@ class RealServer:
         return info["prompt_tokens"], info["cached_tokens"]
 
     def stop(self) -> None:
-        """Ends it with all its processes."""
+        """kill -9 to it and all its processes."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -143,18 +160,25 @@ class RealServer:
         }
 
 
+# Below the range from which systems give outgoing connections their ports: a killed server finds its port free again.
+_LOWEST, _HIGHEST = 12_000, 30_000
+
+
 def free_ports() -> Ports:
     """Five ports with a free successor each."""
+    rng = random.Random()  # servers that start at once must not look for the same ports
     found: list[int] = []
     while len(found) < 5:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            if port > 60_000 or any(abs(port - other) < 4 for other in found):
-                continue
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
+        port = rng.randrange(_LOWEST, _HIGHEST, 2)
+        if port not in found and _is_free(port) and _is_free(port + 1):
             found.append(port)
     return Ports(http=found[0], events=found[1], replay=found[2], load=found[3], state=found[4])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from kvrouting_core.eviction import POLICIES, RandomizedLeafTokens, make_policy
+from kvrouting_core.eviction import POLICIES, GuardedEviction, RandomizedLeafTokens, make_policy
 from kvrouting_core.radix_cache import RadixCache
-from tests.engine.real.caches import admit, load, policy_cache, serve, used_slots
+from tests.engine.real.admissions import ToldAtTheInsert
+from tests.engine.real.caches import PLAIN, admit, load, policy_cache, serve, used_slots
 from tests.engine.real.histories import History
 from tests.engine.real.mirrors import EventMirror, digest, real_pages
 
 PAGES = pytest.mark.parametrize("page_size", [1, 4, 16])
+TAILS = pytest.mark.parametrize("policy", ["rlt", "rlt-adaptive"])
 CAPACITY_PAGES = 120
 
 
@@ -50,8 +52,9 @@ def test_events_tree_and_slots_agree_after_each_step(policy: str, page_size: int
 
 
 @PAGES
-def test_everything_unlocked_can_be_evicted(page_size: int) -> None:
-    cache = policy_cache(capacity=CAPACITY_PAGES * page_size, page_size=page_size)
+@TAILS
+def test_everything_unlocked_can_be_evicted(policy: str, page_size: int) -> None:
+    cache = policy_cache(capacity=CAPACITY_PAGES * page_size, page_size=page_size, policy=policy)
     history, mirror = History(cache, seed=3), EventMirror()
     list(history.steps(200))
     history.finish()
@@ -95,8 +98,9 @@ def _joined(slots: list[Any]) -> Any:
 
 
 @PAGES
-def test_locked_pages_are_spared(page_size: int) -> None:
-    cache = policy_cache(capacity=CAPACITY_PAGES * page_size, page_size=page_size)
+@TAILS
+def test_locked_pages_are_spared(policy: str, page_size: int) -> None:
+    cache = policy_cache(capacity=CAPACITY_PAGES * page_size, page_size=page_size, policy=policy)
     rng = random.Random(1)
     held = [rng.randrange(1000) for _ in range(40 * page_size)]
     serve(cache, held)
@@ -113,8 +117,9 @@ def test_locked_pages_are_spared(page_size: int) -> None:
 
 
 @PAGES
-def test_a_trimmed_leaf_still_matches_up_to_its_cut(page_size: int) -> None:
-    cache = policy_cache(capacity=CAPACITY_PAGES * page_size, page_size=page_size)
+@TAILS
+def test_a_trimmed_leaf_still_matches_up_to_its_cut(policy: str, page_size: int) -> None:
+    cache = policy_cache(capacity=CAPACITY_PAGES * page_size, page_size=page_size, policy=policy)
     tokens = list(range(30 * page_size))
     serve(cache, tokens)
     before = cache.path_device_indices(admit(cache, tokens).node).tolist()
@@ -165,7 +170,8 @@ def test_victims_are_those_of_cores_cache_for_the_same_coins_and_history(policy:
     """Stronger than equal in distribution: hit for hit and page for page the same."""
     capacity = CAPACITY_PAGES * page_size
     real = policy_cache(capacity=capacity, page_size=page_size, policy=policy, seed=9)
-    core = RadixCache(capacity_tokens=capacity, page_size=page_size, policy=make_policy(policy, random.Random("9:0")))
+    chooser = ToldAtTheInsert(make_policy(policy, random.Random("9:0")))
+    core = RadixCache(capacity_tokens=capacity, page_size=page_size, policy=chooser)
     rng = random.Random(page_size)
     prompts = [[rng.randrange(5000) for _ in range(20 * page_size)] for _ in range(9)]
     for number in range(300):
@@ -173,15 +179,16 @@ def test_victims_are_those_of_cores_cache_for_the_same_coins_and_history(policy:
         if rng.random() < 0.3:
             prompt = prompt + [rng.randrange(5000) for _ in range(rng.randrange(1, 9 * page_size))]
             prompts[rng.randrange(9)] = prompt[: 20 * page_size]
-        assert serve(real, prompt) == core.serve(prompt), number
+        assert serve(real, prompt) == core.serve(prompt, (PLAIN.extra_key, PLAIN.cache_salt)), number
         assert real.evictable_size() == core.used_tokens
         if number % 5 == 0:
             assert _real_paths(real, page_size) == _core_pages(core, page_size)
     assert real.tree_core.evicted_tokens > 2 * capacity
 
 
-def test_a_flush_empties_stream_tree_and_policy() -> None:
-    cache = policy_cache(capacity=100, page_size=1)
+@TAILS
+def test_a_flush_empties_stream_tree_and_policy(policy: str) -> None:
+    cache = policy_cache(capacity=100, page_size=1, policy=policy)
     mirror = EventMirror()
     for number in range(10):
         serve(cache, range(number * 100, number * 100 + 40))
@@ -196,7 +203,7 @@ def test_a_flush_empties_stream_tree_and_policy() -> None:
         serve(cache, range(number * 100, number * 100 + 40))
     mirror.apply(cache.take_events())
     assert mirror.live == real_pages(cache)
-    assert isinstance(cache.tree_core.policy, RandomizedLeafTokens)
+    assert isinstance(cache.tree_core.policy, (RandomizedLeafTokens, GuardedEviction))
 
 
 def test_without_events_nothing_is_hashed() -> None:
@@ -210,9 +217,24 @@ def test_without_events_nothing_is_hashed() -> None:
 
 def test_a_cycle_beyond_the_cache_hits_with_rlt_and_never_with_lru() -> None:
     hits = {}
-    for policy in ("rlt", "lru"):
+    for policy in ("rlt", "rlt-adaptive", "lru"):
         cache = policy_cache(capacity=2000, page_size=1, policy=policy)
         prompts = [[random.Random(f"{number}").randrange(500) for _ in range(240)] for number in range(10)]
         hits[policy] = sum(serve(cache, prompt) for _ in range(20) for prompt in prompts) / (20 * 2400)
     assert hits["lru"] <= 0.01
     assert hits["rlt"] >= 0.4
+    assert hits["rlt-adaptive"] >= 0.4
+
+
+@PAGES
+def test_the_guarantee_of_rlt_adaptive_holds_on_the_real_tree(page_size: int) -> None:
+    """After each step, over histories with locks, and the figures of the state socket tell it."""
+    cache = policy_cache(capacity=CAPACITY_PAGES * page_size, page_size=page_size, policy="rlt-adaptive")
+    history, policy = History(cache, seed=page_size), cache.tree_core.policy
+    for _ in history.steps(400):
+        debt, longest = policy.debt, policy.longest_path_granules
+        assert debt.phi <= 1.25 * policy.capacity_granules + longest
+        assert debt.own_loads <= 1.02 * debt.ghost_loads + 1.25 * policy.capacity_granules + longest
+        assert policy.figures()["phi_tokens"] <= policy.figures()["phi_bound_tokens"]
+    assert debt.own_loads > 0
+    assert debt.ghost_loads > 0
