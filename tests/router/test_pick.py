@@ -147,3 +147,26 @@ async def test_the_sync_works_over_tls_with_certificates_on_both_sides(tmp_path:
             await sidecar.snapshot([1, 2])
             await router.state("pod-a/0", "live")
             assert sidecar.hello.mirror_source == sync_pb2.MIRROR_SOURCE_EXACT
+
+
+async def test_a_renewed_certificate_is_shown_to_new_connections_and_open_ones_go_on(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "router")
+    settings = config(tls=TlsFiles(certificate=cert, key=key))
+    async with running_engine() as engine, running_router(settings) as router:
+        target = f"localhost:{router.router.grpc_port}"
+
+        def channel() -> grpc.aio.Channel:
+            own = [("grpc.use_local_subchannel_pool", 1)]
+            return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(cert.read_bytes()), options=own)
+
+        async with fake_sidecar(target, router.greeting(engine), token="join", channel=channel()) as before:
+            await before.connect()
+            certificate(tmp_path, "router")
+            other = router.greeting(engine, pod_uid="pod-b", http_endpoint="http://127.0.0.1:1")
+            async with fake_sidecar(target, other, token="join", channel=channel()) as after:
+                await after.connect()
+            key.unlink()
+            async with fake_sidecar(target, other, token="join", channel=channel()) as still:
+                await still.connect()
+            await before.snapshot([1, 2])
+            await router.state("pod-a/0", "live")

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -35,17 +34,12 @@ class ApiKeys:
     """The keys that clients may present; none at all: everybody may."""
 
     def __init__(self, keys: Iterable[str]) -> None:
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[str]) -> None:
+        """From now on these."""
         # Digests are compared, so the time of a look-up tells nothing of a key.
         self._digests = frozenset(_digest(k) for k in keys)
-
-    @classmethod
-    def from_file(cls, path: Path) -> ApiKeys:
-        """One key a line; empty lines and lines with # are left out. Raises: ValueError if there is none."""
-        lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-        keys = [line for line in lines if line and not line.startswith("#")]
-        if not keys:
-            raise ValueError(f"{path} holds no API key; write one a line")
-        return cls(keys)
 
     def __bool__(self) -> bool:
         return bool(self._digests)

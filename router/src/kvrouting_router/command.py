@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import signal
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.routing.policy import AdmissionLimits
+from kvrouting_router.api_keys_file import ApiKeysFile
 from kvrouting_router.class_files import read_class_files
 from kvrouting_router.client_call import ApiKeys
 from kvrouting_router.command_options import (
@@ -79,7 +81,7 @@ def configuration(given: dict[str, Any]) -> RouterConfig:
         grpc_port=given["grpc_port"],
         tls=_tls(given),
         join_token=_secret(given["join_token_file"]),
-        api_keys=ApiKeys.from_file(given["api_keys_file"]) if given["api_keys_file"] else ApiKeys(()),
+        api_keys=_api_keys(given["api_keys_file"]),
         engine_key=_secret(given["engine_api_key_file"]),
         policy=given["policy"],
         policy_parameters=policy_parameters(given["policy_parameters"]),
@@ -143,6 +145,10 @@ def read_hash_key(path: Path) -> bytes:
         return bytes.fromhex(content.decode("ascii").strip())
     except ValueError:
         return content
+
+
+def _api_keys(path: Path | None) -> ApiKeys:
+    return ApiKeysFile(path, now_s=time.monotonic) if path is not None else ApiKeys(())
 
 
 def _secret(path: Path | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from grpc_health.v1._async import HealthServicer
 from kvrouting.v1 import pick_pb2, pick_pb2_grpc, sync_pb2, sync_pb2_grpc
 from kvrouting_router.grpc_pick import PickService
 from kvrouting_router.grpc_sync import WorkerSyncService
+
+_logger = logging.getLogger(__name__)
 
 # A snapshot chunk of a million blocks fits.
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -28,7 +31,9 @@ _OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsFiles:
-    """PEM files. client_ca: workers must show a certificate of it; None: they need none."""
+    """PEM files, looked at for every connection. client_ca: workers must show a certificate of it; None: they need
+    none.
+    """
 
     certificate: Path
     key: Path
@@ -36,11 +41,23 @@ class TlsFiles:
 
     def credentials(self) -> grpc.ServerCredentials:
         """Reads the files. Raises: OSError naming the one that cannot be read."""
-        return grpc.ssl_server_credentials(
+        return grpc.dynamic_ssl_server_credentials(
+            self._read(), self._read_anew, require_client_authentication=self.client_ca is not None
+        )
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
             [(self.key.read_bytes(), self.certificate.read_bytes())],
             root_certificates=self.client_ca.read_bytes() if self.client_ca else None,
-            require_client_auth=self.client_ca is not None,
         )
+
+    def _read_anew(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: those that were good stay in force."""
+        try:
+            return self._read()
+        except OSError as error:
+            _logger.warning("the certificate stays as it is", extra={"fields": {"reason": str(error)}})
+            return None
 
 
 class GrpcServer:
