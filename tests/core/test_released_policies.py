@@ -139,7 +139,7 @@ class TestReleasedLbgr:
         prompt = hashed(1, 32)
         pool.decide("r1", blocks=prompt)
         again = pool.decide("r2", blocks=prompt)
-        terms = {c.worker: c for c in again.candidates}
+        terms = {str(c.worker): c for c in again.candidates}
         assert terms["a"].service_ms < terms["b"].service_ms
         assert not pool.cache.held
 

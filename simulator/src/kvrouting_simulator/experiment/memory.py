@@ -29,12 +29,12 @@ class MemorySetUp:
         return int((fraction * self.cards_gib - self.weights_gib) * _GIB / (self.kv_kib_per_token * _KIB))
 
 
-# Parameters · 2 bytes: 8.03e9, 46.7e9, 70.6e9. A card's memory as its driver reports it.
+# Parameters · 2 bytes: 8.03e9 and buffers, 46.7e9, 70.6e9. What a card offers, less what its driver keeps.
 SET_UPS: Mapping[str, MemorySetUp] = MappingProxyType(
     {
         name: MemorySetUp(model=model, cards=cards, weights_gib=weights, cards_gib=memory, kv_kib_per_token=kv)
         for name, model, cards, weights, memory, kv in (
-            ("L40", "Llama-3.1-8B", "1 x L40", 15.0, 45.0, 128),
+            ("L40", "Llama-3.1-8B", "1 x L40", 15.1, 44.6, 128),
             ("H200", "Llama-3.1-8B", "1 x H200", 15.0, 140.4, 128),
             ("H200-mixtral-8x7b", "Mixtral-8x7B", "1 x H200", 87.0, 140.4, 128),
             ("H200-llama-70b", "Llama-3.1-70B", "1 x H200", 131.5, 140.4, 320),

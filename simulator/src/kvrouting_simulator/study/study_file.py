@@ -74,7 +74,9 @@ def _study(path: Path, values: Mapping[str, Any]) -> Study:
         scenario = merged(scenario, read_values(path.parent / name))
     scenario = merged(scenario, values.get("scenario", {}))
     capacity = values.get("capacity")
-    plots = {"plots": tuple(values["plots"])} if "plots" in values else {}
+    plain: dict[str, Any] = {name: values[name] for name in _PLAIN if name in values}
+    if "plots" in values:
+        plain["plots"] = tuple(values["plots"])
     return Study(
         name=path.stem,
         scenario=scenario,
@@ -82,8 +84,7 @@ def _study(path: Path, values: Mapping[str, Any]) -> Study:
         axes=tuple(_axis(_table(axis, "axes"), path.parent) for axis in values["axes"]),
         claims=tuple(_claim(_table(claim, "claims")) for claim in values.get("claims", [])),
         capacity=None if capacity is None else _converted(capacity, CapacitySearch, "capacity"),
-        **plots,
-        **{name: values[name] for name in _PLAIN if name in values},
+        **plain,
     )
 
 
@@ -121,7 +122,8 @@ def _point(values: object) -> Point:
 
 def _claim(values: Mapping[str, Any]) -> Claim:
     _known(values, [field.name for field in fields(Claim)], "claim")
-    return _converted(values, Claim, f"claim {values.get('name')!r}")
+    claim: Claim = _converted(values, Claim, f"claim {values.get('name')!r}")
+    return claim
 
 
 def _check_scenarios(study: Study) -> None:
