@@ -61,6 +61,12 @@ _ENTRIES: Mapping[str, _Entry] = {
         extra="simulator",
         help="Run the studies of experiments/ and write their pages.",
     ),
+    "calibrate": _Entry(
+        module="kvrouting_simulator.calibration.command",
+        attribute="calibrate_command",
+        extra="calibrate",
+        help="Fit a worker class to a router's recorded decisions.",
+    ),
     "demo": _Entry(
         module="kvrouting_simulator.demo.command",
         attribute="demo",

@@ -51,7 +51,7 @@ class StepTimes:
             + self.attention_ms_per_token_pair * token_pairs
         )
 
-    def decode_ms(self, requests: int, context_tokens: int) -> float:
+    def decode_ms(self, requests: float, context_tokens: float) -> float:
         """Duration of one decode step of `requests` with `context_tokens` in total; 0.0 without requests."""
         if not requests:
             return 0.0
