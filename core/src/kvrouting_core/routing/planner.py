@@ -126,12 +126,14 @@ class _Plan:
         self._mean_work: Vector = np.array([station.mean_work_ms(new) for station in stations])
         self._lengths: Vector = self._queue / self._mean_work
         self._shortest = int(self._lengths.argmin())
+        self._behind = len(line)
         self._cost: Vector = np.empty(len(stations))
         self._coefficients: Vector = np.empty(len(stations))
 
     def run(self, send: Send) -> None:
         """Assigns until no worker has room."""
         for item in self._line.first(_PLANNED_PER_WORKER * len(self._rooms)):
+            self._behind -= 1
             if self._now_ms - item.weighed_ms > self._planner.match_lasts_ms:
                 self._table.weigh(item, self._line, now_ms=self._now_ms)
             place = self._cheapest(item)
@@ -145,8 +147,11 @@ class _Plan:
             self._add(place, item)
 
     def _price(self, item: Queued) -> float:
-        pricing, pool = self._planner.beliefs.pricing, self._pool
-        return pricing.factor(float(self._lengths[self._shortest]), pool.busy_share, sharing=self._line.sharing(item))
+        """μ: a ms of this request delays who is assigned before it nowhere, who comes after it in the line, and who
+        will arrive until the backlog is gone. q is the backlog that it meets and leaves behind."""
+        ahead, behind = float(self._lengths[self._shortest]), self._behind / len(self._rooms)
+        pricing, sharing = self._planner.beliefs.pricing, self._line.sharing(item)
+        return pricing.factor(ahead + behind, self._pool.busy_share, sharing=sharing)
 
     def _cheapest(self, item: Queued) -> int:
         """The worker of least cost, by its place."""

@@ -15,7 +15,7 @@ from kvrouting_core.routing.station import Station
 class Release:
     """Room: own work without a first token below H, and requests in flight below c.
 
-    An engine that decodes between prefills (`prefill_decode_interval` N) starves nothing, so c does not apply to it; and
+    An engine that decodes between prefills (`prefill_decode_interval` N) starves nothing, so c does not apply; and
     it takes one prefill batch in N decode steps, so H is at least such a cycle: what is not there when the batch is
     made waits for the next one. Mixed chunks need neither: decodes and prefills share each step.
     """
