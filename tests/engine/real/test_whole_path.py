@@ -25,7 +25,7 @@ from tests.recovery.event_log import EventLog
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
 
-ENGINE_SPANS = ("tokenize", "prefill_forward")
+ENGINE_SPANS = ("api_server_dispatch", "request_process", "prefill_forward")
 
 # A decision may rest on a view that is older than on a quiet machine.
 VIEW_AGE_S = 10.0
