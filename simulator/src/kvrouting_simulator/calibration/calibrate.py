@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,8 @@ def calibrate(observations: Iterable[Observation], *, seed: int = 1) -> Calibrat
     Raises: CalibrationError.
     """
     workers: dict[str, list[Observation]] = defaultdict(list)
-    for observation in observations:
+    # In an order of their own, so that the same requests give the same bytes.
+    for observation in sorted(observations, key=astuple):
         workers[observation.worker].append(observation)
     batches = {worker: prefill_batches(requests) for worker, requests in workers.items()}
     seen = [batch for found in batches.values() for batch in found if batch.start is not Start.UNKNOWN]

@@ -49,14 +49,15 @@ def calibrate_command(
     standard errors, and how well they predict the last third, fitted to the rest.
     """
     try:
+        named = MeasuredClass(name=name, times=WORKER_CLASSES[compare].times)
         observations = _observations(decisions, patterns)
         found = calibrate(observations, seed=seed)
         blind = calibrate(_early(observations), seed=seed)
-        measured = MeasuredClass(
-            name=name, times=found.times, standard_errors=found.standard_errors, measured=_measured(observations, found)
-        )
     except (DecisionsError, CalibrationError, ClassFileError) as error:
         raise click.ClickException(str(error)) from error
+    measured = replace(
+        named, times=found.times, standard_errors=found.standard_errors, measured=_measured(observations, found)
+    )
     path = out or Path(f"{name}.json")
     try:
         path.write_text(measured.as_text(), encoding="utf-8")

@@ -6,6 +6,7 @@ from kvrouting_simulator.workloads.arrivals import (
     PoissonArrivals,
     RecordedArrivals,
 )
+from kvrouting_simulator.workloads.calibration_load import CalibrationLoad
 from kvrouting_simulator.workloads.catalogue import WORKLOAD_NAMES, build_workload
 from kvrouting_simulator.workloads.client import ScheduledClient
 from kvrouting_simulator.workloads.gsp import Gsp
@@ -22,6 +23,7 @@ __all__ = [
     "AgentSessions",
     "Arrivals",
     "AzureTrace",
+    "CalibrationLoad",
     "Client",
     "GammaArrivals",
     "Gsp",

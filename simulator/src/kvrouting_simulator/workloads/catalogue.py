@@ -17,6 +17,7 @@ from kvrouting_simulator.workloads.arrivals import (
     PoissonArrivals,
     RecordedArrivals,
 )
+from kvrouting_simulator.workloads.calibration_load import CalibrationLoad
 from kvrouting_simulator.workloads.gsp import Gsp
 from kvrouting_simulator.workloads.long_documents import LongDocuments
 from kvrouting_simulator.workloads.multi_turn import MultiTurn
@@ -32,6 +33,7 @@ _KINDS: Mapping[str, type[Any]] = MappingProxyType(
         "mooncake": MooncakeTrace,
         "agents": AgentSessions,
         "azure": AzureTrace,
+        "calibration": CalibrationLoad,
     }
 )
 WORKLOAD_NAMES = tuple(_KINDS)
