@@ -98,6 +98,12 @@ class TestPages:
         assert "first 24 of the workload" in page
         assert "`the command`" in page
 
+    def test_a_page_says_which_set_ups_fit(self, tmp_path: Path) -> None:
+        text = STUDY.replace("requests = 24", 'requests = 24\nmemory = ["H200-llama-70b", "H200x2-llama-70b"]')
+        page = study_page(evidence(tmp_path, text), command="c", has_times=False)
+        assert "| Llama-3.1-70B | 1 x H200 | 124 | 132 | does not start |" in page
+        assert "| Llama-3.1-70B | 2 x H200 | 247 | 132 | 378k |" in page
+
     @pytest.mark.parametrize("text", [STUDY, STUDY.replace('x = "rate"\n', "")], ids=["lines", "bars"])
     def test_a_chart_is_a_picture_and_always_the_same(self, tmp_path: Path, text: str) -> None:
         found = evidence(tmp_path, text)

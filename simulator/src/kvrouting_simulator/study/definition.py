@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, Literal, get_args
 
 from kvrouting_simulator.bounds import one_of
+from kvrouting_simulator.experiment.memory import SET_UPS
 from kvrouting_simulator.study.cell import CapacitySearch, Cell, CellKind
 from kvrouting_simulator.study.figures import FIGURES
 from kvrouting_simulator.study.paths import changed
@@ -86,6 +87,7 @@ class Study:
     x: axis along which figures are plotted; empty: bars. series: axis whose points are told apart by colour; every
     other axis gets a plot for each of its points. plots: figures that are drawn.
     requests: only the first so many of each workload; None: all.
+    memory: set-ups of `experiment.memory` of which the page says whether they fit.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Study:
     capacity: CapacitySearch | None = None
     plots: tuple[str, ...] = ("latency_p50_s", "latency_p95_s", "hit_rate")
     claims: tuple[Claim, ...] = ()
+    memory: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [axis.name for axis in self.axes]
@@ -119,6 +122,8 @@ class Study:
         for claim in self.claims:
             self._check(claim)
         one_of(get_args(CellKind), "kind", self.kind)
+        for set_up in self.memory:
+            one_of(tuple(SET_UPS), "memory", set_up)
         known = {claim.name for claim in self.claims}
         for text in (self.about, self.explanation, self.summary):
             unknown = sorted(places(text) - known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kvrouting_simulator.experiment.memory import SET_UPS, USUAL_FRACTION
 from kvrouting_simulator.study.definition import Claim, ClaimForm
 from kvrouting_simulator.study.evidence import Evidence, Spread
 from kvrouting_simulator.study.figures import FIGURES, MEASURED, SHOWN
@@ -31,6 +32,7 @@ def study_page(evidence: Evidence, *, command: str, has_times: bool) -> str:
         f"# {study.title}",
         filled(study.about.strip(), numbers),
         *_claims(evidence, numbers),
+        _memory(study.memory),
         f"![{study.title}]({study.name}.png)",
         "## Numbers",
         f"Mean ± standard deviation over the seeds {seeds}; each seed gives every row the same prompts at the same "
@@ -58,6 +60,24 @@ def _claims(evidence: Evidence, numbers: Mapping[str, str]) -> Sequence[str]:
     if study.explanation:
         parts.append(filled(study.explanation.strip(), numbers))
     return parts if len(parts) > 1 else []
+
+
+def _memory(names: Sequence[str]) -> str:
+    """What fits: memory at the usual fraction, weights, and the tokens of KV cache that are left."""
+    rows = []
+    for set_up in (SET_UPS[name] for name in names):
+        tokens = set_up.kv_tokens(USUAL_FRACTION)
+        left = f"{tokens // 1000}k" if tokens > 0 else "does not start"
+        memory = f"{USUAL_FRACTION * set_up.cards_gib:.0f}"
+        rows.append((set_up.model, set_up.cards, memory, f"{set_up.weights_gib:.0f}", left))
+    header = (
+        "model",
+        "cards of a worker",
+        f"memory at fraction {USUAL_FRACTION} [GiB]",
+        "weights [GiB]",
+        "KV cache [tokens]",
+    )
+    return _table(header, rows) if rows else ""
 
 
 def _numbers(evidence: Evidence) -> str:

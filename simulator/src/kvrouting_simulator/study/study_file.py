@@ -18,7 +18,7 @@ from kvrouting_simulator.study.execution import data_file
 from kvrouting_simulator.study.paths import merged
 
 _PLAIN = ("title", "about", "paper", "explanation", "summary", "order", "series", "x", "kind", "requests")
-_TOP = (*_PLAIN, "base", "scenario", "seeds", "plots", "axes", "claims", "capacity", "quick")
+_TOP = (*_PLAIN, "base", "scenario", "seeds", "plots", "memory", "axes", "claims", "capacity", "quick")
 _AXIS = ("name", "unit", "path", "values", "points", "from", "pick")
 _POINT = ("label", "set", "kind")
 _QUICK = ("seeds", "scenario", "keep", "capacity", "requests")
@@ -75,8 +75,7 @@ def _study(path: Path, values: Mapping[str, Any]) -> Study:
     scenario = merged(scenario, values.get("scenario", {}))
     capacity = values.get("capacity")
     plain: dict[str, Any] = {name: values[name] for name in _PLAIN if name in values}
-    if "plots" in values:
-        plain["plots"] = tuple(values["plots"])
+    plain.update({name: tuple(values[name]) for name in ("plots", "memory") if name in values})
     return Study(
         name=path.stem,
         scenario=scenario,
