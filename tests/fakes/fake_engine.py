@@ -180,7 +180,7 @@ class FakeRank:
             "sequence": self.sequence, "pages": len(self.pages), "digest": self.digest,
             "capacity_tokens": 100_000, "cached_tokens": len(self.pages) * self.page_size,
             "events_port": self._engine.ports[0] + self.number,
-            "eviction": {"policy": "rlt", "live": self._engine.eviction_live, "seed": 1},
+            "eviction": {"policy": "rlt", "live": self._engine.eviction_live, **self._engine.eviction_figures},
         }  # fmt: skip
 
     async def _give_snapshot(self, client: bytes) -> None:
@@ -225,6 +225,7 @@ class FakeEngine:
         self.publishes_events = events
         self.replay_batches = replay_batches
         self.eviction_live = True
+        self.eviction_figures: dict[str, Any] = {}
         self.healthy = True
         self.starts = 1
         self.http_requests: list[str] = []

@@ -176,3 +176,33 @@ async def test_metrics_tell_of_mirror_routers_and_queue() -> None:
         for name in ("router_unacknowledged_messages", "router_pending_blocks", "router_lag_seconds"):
             assert f'{prefix}_{name}{{rank="0",{address}}}' in values
         assert values[f'{prefix}_event_queue_bytes{{rank="0"}}'] == "0.0"
+
+
+async def test_metrics_show_the_guarantee_of_a_policy_that_reports_it() -> None:
+    async with FakeEngine() as engine, FakeRouter() as router, _pages(engine, router) as get:
+        text = await _comes(get, "/metrics", lambda _, text: 'eviction_policy_live{rank="0"} 1.0' in text)
+        assert "phi_tokens" not in text
+        assert "eviction_evicted_tokens" not in text
+        engine.eviction_figures = {
+            "policy": "rlt-adaptive",
+            "evicted_tokens": 640,
+            "phi_tokens": -128,
+            "phi_limit_tokens": 256,
+            "phi_bound_tokens": 1500,
+            "safe_mode": True,
+            "safe_entries": 3,
+            "own_loaded_tokens": 6400,
+            "ghost_loaded_tokens": 7040,
+        }
+        text = await _comes(get, "/metrics", lambda _, text: "phi_tokens" in text)
+        for line in (
+            'eviction_evicted_tokens_total{rank="0"} 640.0',
+            'eviction_own_loaded_tokens_total{rank="0"} 6400.0',
+            'eviction_ghost_loaded_tokens_total{rank="0"} 7040.0',
+            'eviction_safe_entries_total{rank="0"} 3.0',
+            'eviction_safe_mode{rank="0"} 1.0',
+            'eviction_phi_tokens{rank="0"} -128.0',
+            'eviction_phi_limit_tokens{rank="0"} 256.0',
+            'eviction_phi_bound_tokens{rank="0"} 1500.0',
+        ):
+            assert f"kvrouting_sidecar_{line}" in text

@@ -196,6 +196,18 @@ async def test_the_state_says_who_speaks_and_what_evicts() -> None:
     assert "unknown op" in unreadable["error"]
 
 
+async def test_the_state_shows_the_guarantee_of_rlt_adaptive_at_work() -> None:
+    options = ("--eviction", "rlt-adaptive", "--capacity-tokens", "6400", "--page-size", "64")
+    async with running_engine(*options, speed=1000) as engine:
+        await serve_all(engine, [[n] * 640 for n in range(30)], output_tokens=1)
+        (state,) = await ask_state(engine.ports["state"], "state")
+    eviction = state["eviction"]
+    assert (eviction["policy"], eviction["live"], eviction["safe_mode"]) == ("rlt-adaptive", True, False)
+    assert eviction["own_loaded_tokens"] == eviction["ghost_loaded_tokens"] == 30 * 640
+    assert eviction["evicted_tokens"] == 20 * 640
+    assert eviction["phi_tokens"] <= eviction["phi_limit_tokens"] == 1600 < eviction["phi_bound_tokens"]
+
+
 async def test_load_is_published_when_it_changes_and_each_second() -> None:
     async with running_engine("--dp-size", "2", speed=10) as engine:
         with connected(zmq.SUB, engine.ports["load"] + 1, topic=b"load") as socket:

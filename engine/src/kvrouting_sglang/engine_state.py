@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvrouting_core.eviction import RandomizedLeafTokens
+from kvrouting_core.eviction import GuardedEviction, RandomizedLeafTokens
 from kvrouting_sglang.tree_reader import TreeReader
 
 if TYPE_CHECKING:
@@ -90,4 +90,6 @@ class EngineState:
         if isinstance(policy, RandomizedLeafTokens):
             told["phase"] = policy.phase
             told["marked_tokens"] = policy.marked_pages * self._tree.page_size
+        if isinstance(policy, GuardedEviction):
+            told.update(policy.figures())
         return told

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 
-from kvrouting_core.eviction import EvictionPolicy, NodeRecord, PathAccess
+from kvrouting_core.eviction import EvictionPolicy, NodeRecord, PathAccess, TreeSite
 from kvrouting_sglang.event_ledger import EventLedger
 from kvrouting_sglang.leaf_set import PolicyLeaves
 from kvrouting_sglang.node_shelf import NodeShelf
@@ -52,6 +52,13 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         self.version = 0
         self.evicted_tokens = 0
         self._born_of_split: int | None = None
+        self.policy.attached(
+            TreeSite(
+                capacity_pages=max(1, params.token_to_kv_pool_allocator.size // params.page_size),
+                page_tokens=params.page_size,
+                is_locked=_is_locked,
+            )
+        )
         super().__init__(params, components)
         recorder = vars(self)["kv_events"]
         self.kv_events = EventLedger(
@@ -196,6 +203,11 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         tokens = _packed(key.token_ids[: pages * self.page_size])
         namespace = (key.extra_key, key.cache_salt)
         return PathAccess(namespace=namespace, tokens=tokens, pages=pages, hit_pages=0, records=())
+
+
+def _is_locked(node: PolicyTreeNode) -> bool:
+    """Whether a request holds the node."""
+    return bool(node.component_data[BASE_COMPONENT_TYPE].lock_ref > 0)
 
 
 def _records_to(node: PolicyTreeNode) -> list[NodeRecord]:

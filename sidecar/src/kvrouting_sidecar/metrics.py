@@ -69,6 +69,7 @@ def _of_ranks(ranks: list[Rank]) -> Iterator[Metric]:
         number = str(rank.facts.identity.dp_rank)
         _count(counters, rank, number)
         _gauge(gauges, rank, number)
+        _eviction(counters, gauges, rank, number)
         comparisons.add_metric([number, "ok"], rank.mirror.verification.matches)
         comparisons.add_metric([number, "failed"], rank.mirror.verification.mismatches)
         sources.add_metric([number, rank.source.value], 1)
@@ -121,6 +122,32 @@ def _gauge(gauges: _Families, rank: Rank, number: str) -> None:
         ]
     for name, text, value in rows:
         gauges.add(name, text, [number], float(value))
+
+
+def _eviction(counters: _Families, gauges: _Families, rank: Rank, number: str) -> None:
+    """What the engine's policy reports of itself; a family that it does not report is absent."""
+    state = rank.follower.latest_state if rank.follower else None
+    if state is None:
+        return
+    told = state.eviction
+    rows: list[tuple[_Families, str, str, float | None]] = [
+        (counters, "eviction_evicted_tokens", "Tokens evicted by the engine", told.evicted_tokens),
+        (counters, "eviction_own_loaded_tokens", "Tokens that the cache had to load", told.own_loaded_tokens),
+        (
+            counters,
+            "eviction_ghost_loaded_tokens",
+            "Tokens that RLT would have had to load for the same requests",
+            told.ghost_loaded_tokens,
+        ),
+        (counters, "eviction_safe_entries", "Times that safe mode began", told.safe_entries),
+        (gauges, "eviction_safe_mode", "1 while only what RLT would not hold is evicted", told.safe_mode),
+        (gauges, "eviction_phi_tokens", "How far the cache is behind RLT; negative: ahead", told.phi_tokens),
+        (gauges, "eviction_phi_limit_tokens", "Where safe mode begins", told.phi_limit_tokens),
+        (gauges, "eviction_phi_bound_tokens", "What phi never passes", told.phi_bound_tokens),
+    ]
+    for families, name, text, value in rows:
+        if value is not None:
+            families.add(name, text, [number], float(value))
 
 
 def _of_streams(sights: list[StreamSight]) -> Iterator[Metric]:

@@ -69,10 +69,22 @@ class LoadStat(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class Eviction(msgspec.Struct, gc=False):
-    """The eviction policy as the engine itself reports it at work."""
+    """The eviction policy as the engine itself reports it at work; what a policy does not report is None.
+
+    Of rlt-adaptive, in tokens: phi: how far it is behind RLT; beyond phi_limit it is in safe mode until that is paid
+    back; it never passes phi_bound. own_loaded, ghost_loaded: what it and the RLT beside it had to load.
+    """
 
     policy: str = ""
     live: bool = False
+    evicted_tokens: int | None = None
+    phi_tokens: int | None = None
+    phi_limit_tokens: int | None = None
+    phi_bound_tokens: int | None = None
+    safe_mode: bool | None = None
+    safe_entries: int | None = None
+    own_loaded_tokens: int | None = None
+    ghost_loaded_tokens: int | None = None
 
 
 class EngineState(msgspec.Struct, gc=False):

@@ -106,7 +106,7 @@ def test_a_snapshot_of_a_tree_at_rest_is_the_tree(page_size: int) -> None:
     assert dict(pages) == real_pages(cache)
 
 
-def test_marked_tokens_are_those_of_the_current_phase() -> None:
+def test_each_policy_tells_its_own_figures() -> None:
     cache = policy_cache(capacity=1000, page_size=1)
     state = EngineState(cache, identity=IDENTITY, reader=TreeReader(cache.tree_core, pauses=Pauses()))
 
@@ -123,6 +123,13 @@ def test_marked_tokens_are_those_of_the_current_phase() -> None:
     reader = TreeReader(lru.tree_core, pauses=Pauses())
     eviction = next(EngineState(lru, identity=IDENTITY, reader=reader).state())["eviction"]
     assert not {"phase", "marked_tokens"} & set(eviction)
+    adaptive = policy_cache(capacity=6400, page_size=1, policy="rlt-adaptive")
+    for number in range(30):
+        serve(adaptive, [number] * 640)
+    reader = TreeReader(adaptive.tree_core, pauses=Pauses())
+    eviction = next(EngineState(adaptive, identity=IDENTITY, reader=reader).state())["eviction"]
+    assert eviction["own_loaded_tokens"] == eviction["ghost_loaded_tokens"] == eviction["evicted_tokens"] + 6400
+    assert (eviction["safe_mode"], eviction["phi_limit_tokens"]) == (False, 1600)
 
 
 @pytest.fixture

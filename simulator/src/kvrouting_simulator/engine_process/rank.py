@@ -13,8 +13,7 @@ from typing import Any
 
 import zmq
 
-from kvrouting_core.eviction import make_policy
-from kvrouting_core.eviction.rlt import RandomizedLeafTokens
+from kvrouting_core.eviction import GuardedEviction, RandomizedLeafTokens, make_policy
 from kvrouting_core.radix_cache import RadixCache
 from kvrouting_core.radix_changes import StoredPages
 from kvrouting_core.routing.events import SchedulerOptions
@@ -358,10 +357,16 @@ class Rank:
         }
 
     def _eviction(self) -> Mapping[str, Any]:
-        live = {"policy": self._options.eviction, "live": True, "seed": self._options.seed + self.number}
+        live: dict[str, Any] = {
+            "policy": self._options.eviction,
+            "live": True,
+            "seed": self._options.seed + self.number,
+        }
         if isinstance(self._policy, RandomizedLeafTokens):
             live["phase"] = self._policy.phase
             live["marked_tokens"] = self._policy.marked_pages * self._options.page_size
+        if isinstance(self._policy, GuardedEviction):
+            live.update(self._policy.figures())
         return {**live, "evicted_tokens": self.evicted_tokens}
 
     def snapshot(self) -> tuple[str, int, Sequence[StoredPages]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Debt:
-    """Φ = Σ own loads − (1 + ε)·Σ the ghost's loads, never below −c·B.
+    """Φ = Σ own loads − (1 + ε)·Σ the ghost's loads, never below −c·B and what is about to be loaded.
 
     Above β·B the mode is safe: only what the ghost does not hold is evicted, until Φ is at most β·B / 2. Then Φ is at
     most (1 + β)·B + p at any time, B the capacity and p the longest path; docs/eviction.md has the proof.
@@ -24,11 +24,15 @@ class Debt:
         self.ghost_loads = 0
         self.safe_entries = 0
 
-    def settle(self, *, own: int, ghost: int) -> None:
-        """So many granules were loaded, by the real cache and by the ghost."""
+    def settle(self, *, own: int, ghost: int, announced: int = 0) -> None:
+        """So many granules were loaded, by the real cache and by the ghost.
+
+        announced: granules of admitted requests that are still to be loaded. The ghost has loaded them already, so they
+        are kept out of the floor: else requests that are admitted together would lose what they are about to need.
+        """
         self.own_loads += own
         self.ghost_loads += ghost
-        self.phi = max(self._lowest, self.phi + own - self._weight * ghost)
+        self.phi = max(self._lowest - announced, self.phi + own - self._weight * ghost)
         if self._always_safe:
             return
         if not self.is_safe and self.phi > self._limit:

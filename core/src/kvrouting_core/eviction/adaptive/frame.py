@@ -86,6 +86,25 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         """Tokens of a whole granule."""
         return self._bound().granule_tokens
 
+    def figures(self) -> dict[str, int | bool]:
+        """What shows the guarantee at work, in tokens of whole granules, since the policy serves its tree.
+
+        phi_tokens: Φ; phi_limit_tokens: above which safe mode begins, β·B; phi_bound_tokens: which Φ never exceeds,
+        (1 + β)·B + p. own_loaded_tokens, ghost_loaded_tokens: F and F_V. safe_mode: whether it is on; safe_entries: how
+        often it began.
+        """
+        bound, debt = self._bound(), self._bound().debt
+        limit = self._terms.beta * bound.capacity
+        return {
+            "phi_tokens": round(debt.phi * bound.granule_tokens),
+            "phi_limit_tokens": round(limit * bound.granule_tokens),
+            "phi_bound_tokens": round((limit + bound.capacity + self._longest) * bound.granule_tokens),
+            "safe_mode": debt.is_safe,
+            "safe_entries": debt.safe_entries,
+            "own_loaded_tokens": debt.own_loads * bound.granule_tokens,
+            "ghost_loaded_tokens": debt.ghost_loads * bound.granule_tokens,
+        }
+
     # ---- what the tree tells -------------------------------------------------------------------------------------
 
     def attached(self, site: TreeSite) -> None:
@@ -117,7 +136,7 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         now = self._rule.now
         for record in access.records:
             record.accessed = now
-        bound.debt.settle(own=0, ghost=self._ghost.access(visit.names))
+        bound.debt.settle(own=0, ghost=self._ghost.access(visit.names), announced=len(self._announced))
 
     def inserted(self, access: PathAccess[GranuleRecord]) -> None:
         bound = self._bound()
@@ -126,10 +145,13 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         names = bound.names.of_path(access)
         self._longest = max(self._longest, len(names))
         fresh = self._fresh(access, names)
+        promised = {name for _, new in fresh for name in new if name in self._announced}
         labels = self._labels_of(fresh, access)
         ghost_loads = self._ghost.access(names)
+        if ghost_loads:  # what the ghost gave up since the admission was counted then
+            ghost_loads -= sum(name in promised for name in names[-ghost_loads:])
         self._hold(fresh, labels)
-        bound.debt.settle(own=len(labels), ghost=ghost_loads)
+        bound.debt.settle(own=len(labels), ghost=ghost_loads, announced=len(self._announced))
 
     def split(self, record: GranuleRecord, prefix_owner: Any, prefix_pages: int) -> GranuleRecord:
         upper = record.split_off(prefix_owner, prefix_pages, self._bound().granule_pages)
