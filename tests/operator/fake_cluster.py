@@ -96,6 +96,10 @@ class FakeCluster:
         self.objects[self.key(body)]["status"] = copy.deepcopy(body["status"])
         return body
 
+    def check_watch(self, kind: str, namespace: str | None, *, selector: str = "") -> None:
+        """See Cluster."""
+        self._asked("watch", kind)
+
     def version(self) -> tuple[int, int]:
         """See Cluster."""
         return 1, 34

@@ -82,7 +82,7 @@ class Kit:
         """The requests of a user, complete ones only."""
         lines = (self.folder / "audit.log").read_text().splitlines()
         events = [json.loads(line) for line in lines if line.endswith("}")]
-        return [event for event in events if event["user"]["username"] == user]
+        return [event for event in events if event["user"].get("username") == user]  # one that is refused has no name
 
 
 @contextmanager
@@ -181,25 +181,34 @@ class RunningOperator:
 
     def probe(self, page: str) -> int:
         """Status of one of the kubelet's pages."""
+        return self.said(page)[0]
+
+    def said(self, page: str) -> tuple[int, str]:
+        """Status of one of the kubelet's pages, and its text."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.probe_port}/{page}", timeout=5) as answer:
-                return int(answer.status)
+                return int(answer.status), answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
-                return error.code
+                return error.code, error.read().decode()
 
 
 @contextmanager
 def running_operator(
-    kubernetes: Kubernetes, *, images: Images = IMAGES, namespaces: tuple[str, ...] = ()
+    kubernetes: Kubernetes,
+    *,
+    images: Images = IMAGES,
+    namespaces: tuple[str, ...] = (),
+    kubeconfig: Path | None = None,
+    **settings: Any,
 ) -> Iterator[RunningOperator]:
-    """Ready when it is yielded."""
+    """Ready when it is yielded. kubeconfig: another one than the administrators'. settings: what differs."""
     import asyncio
 
-    settings = OperatorSettings(
-        images=images, namespaces=namespaces, resync_s=2, probe_host="127.0.0.1", probe_port=0,
-        kubeconfig=str(kubernetes.kubeconfig),
-    )  # fmt: skip
+    values: dict[str, Any] = {"resync_s": 2, "probe_host": "127.0.0.1", "probe_port": 0} | settings
+    told = OperatorSettings(
+        images=images, namespaces=namespaces, kubeconfig=str(kubeconfig or kubernetes.kubeconfig), **values
+    )
     operator = RunningOperator(routers=WorkersInOrder(kubernetes.cluster))
     stop, failures = threading.Event(), list[BaseException]()
     pace = Pace(gather_s=0.05, unsettled_s=0.5, first_retry_s=0.5, longest_s=2)
@@ -209,7 +218,7 @@ def running_operator(
             operator.probe_port = port
 
         try:
-            asyncio.run(run(settings, fetch=operator.routers, pace=pace, stop=stop, on_listening=listening))
+            asyncio.run(run(told, fetch=operator.routers, pace=pace, stop=stop, on_listening=listening))
         except BaseException as error:  # noqa: BLE001 - told to the test's thread
             failures.append(error)
 

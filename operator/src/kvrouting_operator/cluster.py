@@ -88,6 +88,9 @@ class Cluster(Protocol):
     def apply_status(self, body: Object) -> Object:
         """Server-side apply of the status, which nobody else writes. Raises: NotFoundError."""
 
+    def check_watch(self, kind: str, namespace: str | None, *, selector: str = "") -> None:
+        """Returns if objects may be watched now. Raises: RejectedError, NotFoundError; UnavailableError."""
+
     def version(self) -> tuple[int, int]:
         """Major and minor version of the API server."""
 

@@ -5,7 +5,9 @@ There is no handler for deletion, no daemon and no timer, so kopf sets no finali
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,10 @@ from kvrouting_operator.operation import Operation
 from kvrouting_operator.resources.names import POOL_LABEL
 from kvrouting_operator.settings import OperatorSettings
 
+_logger = logging.getLogger(__name__)
+
+# Refused credentials are tried again after so long.
+_LOGIN_AGAIN_S = 5.0
 # A watch is closed by the server after watch_s; the client waits so much longer before it gives up on it.
 _CLIENT_GRACE_S = 15.0
 _CONNECT_S = 10.0
@@ -52,17 +58,15 @@ def build_registry(operation: Operation, configuration: client.Configuration) ->
     """All handlers."""
     registry = kopf.OperatorRegistry()
 
-    @kopf.on.startup(id="start", registry=registry)
-    async def start(**_: Any) -> None:
-        await operation.start()
-
-    @kopf.on.cleanup(id="stop", registry=registry)
-    async def stop(**_: Any) -> None:
-        await operation.stop()
+    logins = itertools.count()
 
     @kopf.on.login(id="login", registry=registry)
     async def login(**_: Any) -> kopf.ConnectionInfo:
-        return connection(configuration)
+        number = next(logins)
+        if number:
+            _logger.warning("credentials were refused", extra={"fields": {"pause_s": _LOGIN_AGAIN_S}})
+            await asyncio.sleep(_LOGIN_AGAIN_S)
+        return connection(configuration, number=number)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, id="pool", registry=registry)
     async def pool(type: Any, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
@@ -79,8 +83,12 @@ def build_registry(operation: Operation, configuration: client.Configuration) ->
     return registry
 
 
-def connection(configuration: client.Configuration) -> kopf.ConnectionInfo:
-    """The same server and credentials for kopf; asked for again whenever they are refused."""
+def connection(configuration: client.Configuration, *, number: int) -> kopf.ConnectionInfo:
+    """The same server and credentials for kopf; asked for again whenever they are refused. number: of the login.
+
+    What was refused once kopf takes for refused for good, and ends when there is nothing else. But a token may be good
+    again, as after a restore of the cluster: a priority of its own makes each login's credentials different ones.
+    """
     token = configuration.get_api_key_with_prefix("BearerToken", "authorization")
     scheme, _, value = (token or "").partition(" ")
     return kopf.ConnectionInfo(
@@ -91,4 +99,5 @@ def connection(configuration: client.Configuration) -> kopf.ConnectionInfo:
         token=value or None,
         certificate_path=configuration.cert_file,
         private_key_path=configuration.key_file,
+        priority=number,
     )

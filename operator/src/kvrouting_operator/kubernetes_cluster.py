@@ -85,6 +85,13 @@ class KubernetesCluster:
         """See Cluster."""
         return self._apply(body, "/status", force=True, manager=FIELD_MANAGER)
 
+    def check_watch(self, kind: str, namespace: str | None, *, selector: str = "") -> None:
+        """See Cluster. The answer's beginning is enough: nothing of it is read."""
+        query: dict[str, Any] = {"watch": "true", "timeout_seconds": 1}
+        if selector:
+            query["label_selector"] = selector
+        self._send("get", KINDS[kind].path(namespace), **query).close()
+
     def version(self) -> tuple[int, int]:
         """See Cluster."""
         told = self._request("get", "/version")
@@ -105,7 +112,16 @@ class KubernetesCluster:
 
     def _request(self, method: str, path: str, **options: Any) -> Object:
         try:
-            response = self._client.request(
+            answer = json.loads(self._send(method, path, **options).data)
+        except (urllib3.exceptions.HTTPError, OSError, json.JSONDecodeError) as error:
+            raise UnavailableError(f"{method} {path}: {error}") from error
+        assert isinstance(answer, dict)  # noqa: S101
+        return answer
+
+    def _send(self, method: str, path: str, **options: Any) -> urllib3.HTTPResponse:
+        """A good answer, whose body is still to be read. Raises: ClusterError."""
+        try:
+            response: urllib3.HTTPResponse = self._client.request(
                 method,
                 path,
                 _request_timeout=self._limit_s,
@@ -114,13 +130,11 @@ class KubernetesCluster:
                 serialize=False,
                 **options,
             )
-            answer = json.loads(response.data)
         except DynamicApiError as error:
             raise translated(error) from error
-        except (urllib3.exceptions.HTTPError, OSError, json.JSONDecodeError) as error:
+        except (urllib3.exceptions.HTTPError, OSError) as error:
             raise UnavailableError(f"{method} {path}: {error}") from error
-        assert isinstance(answer, dict)  # noqa: S101
-        return answer
+        return response
 
 
 def translated(error: DynamicApiError) -> ClusterError:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from kvrouting_operator.cluster import Cluster, ClusterError, RejectedError, UnavailableError
+from kvrouting_operator.cluster import Cluster, ClusterError, NotFoundError, RejectedError, UnavailableError
 from kvrouting_operator.crd import CRD_NAME, KIND, custom_resource_definition
 from kvrouting_operator.observed import has_condition
 from kvrouting_operator.pool import Object, PoolKey
@@ -49,7 +49,10 @@ class Operation:
         self._resync: asyncio.Task[None] | None = None
         self._looked_s = now_s()
         self.queue = queue(self._round)
-        self.is_ready = False
+        # What keeps the operator from its whole work, each empty if nothing does.
+        self._unlisted = "pools have not been listed yet"
+        self._refused = ""
+        self._watch_ended = ""
 
     async def start(self) -> None:
         """Brings the CRD up to date, waits until pools can be listed, and begins the regular looks."""
@@ -83,10 +86,20 @@ class Operation:
         if name:
             self.queue.wake(PoolKey(namespace=metadata["namespace"], name=name))
 
+    def watch_ended(self, reason: str) -> None:
+        """The watches are away for a while; empty: they begin."""
+        self._watch_ended = f"the watch has ended and is begun anew soon: {reason}" if reason else ""
+
+    def why_not_ready(self) -> str:
+        """What keeps the operator from its whole work; empty: nothing. Pools are looked at regularly all the same."""
+        return self._unlisted or self._refused or self._watch_ended
+
     def why_not_alive(self) -> str:
-        """Why this process should be started anew; empty: it should not. An API server that is away is no reason."""
+        """Why this process should be started anew; empty: it should not. An API server that is away or refuses the
+        watch is no reason: another process would fare no better.
+        """
         now_s = self._now_s()
-        if self._silence.is_silent(now_s=now_s):
+        if self._silence.is_silent(now_s=now_s) and not self._refused:
             return f"the watch has been silent for {self._silence.silent_for_s(now_s=now_s):.0f} s"
         late_s = now_s - self._looked_s
         if late_s > 3 * self._settings.resync_s + 4 * self._settings.api_limit_s:
@@ -98,16 +111,39 @@ class Operation:
 
     async def _look_again_and_again(self) -> None:
         while True:
-            try:
-                pools = await self._in_thread(self._list_pools)
-                self._silence.listed(pools, now_s=self._now_s())
-                for pool in pools:
-                    self.queue.wake(PoolKey(namespace=pool["metadata"]["namespace"], name=pool["metadata"]["name"]))
-                self.is_ready = True
-            except ClusterError as error:
-                _logger.warning("pools cannot be listed", extra={"fields": {"error": str(error)}})
+            await self._look()
             self._looked_s = self._now_s()
             await asyncio.sleep(self._settings.resync_s)
+
+    async def _look(self) -> None:
+        """At all pools, and whether they may be watched."""
+        try:
+            pools = await self._in_thread(self._list_pools)
+        except ClusterError as error:
+            _logger.warning("pools cannot be listed", extra={"fields": {"error": str(error)}})
+            self._unlisted = f"pools cannot be listed: {error}"
+            return
+        self._unlisted = ""
+        self._silence.listed(pools, now_s=self._now_s())
+        for pool in pools:
+            self.queue.wake(PoolKey(namespace=pool["metadata"]["namespace"], name=pool["metadata"]["name"]))
+        refused = await self._in_thread(self._why_watch_is_refused)
+        if refused and refused != self._refused:
+            _logger.warning("the watch is refused", extra={"fields": {"error": refused}})
+        self._refused = refused
+
+    def _why_watch_is_refused(self) -> str:
+        """In the server's words; empty if it is not, or if nobody says."""
+        try:
+            for namespace in self._settings.namespaces or (None,):
+                self._cluster.check_watch(KIND, namespace)
+                for kind in ("Deployment", "Pod"):
+                    self._cluster.check_watch(kind, namespace, selector=POOL_LABEL)
+        except (RejectedError, NotFoundError) as error:
+            return f"the watch is refused: {error}"
+        except UnavailableError:
+            return self._refused
+        return ""
 
     def _list_pools(self) -> list[Object]:
         namespaces = self._settings.namespaces or (None,)

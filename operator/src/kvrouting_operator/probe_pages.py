@@ -10,7 +10,7 @@ _OPERATION: web.AppKey[Operation] = web.AppKey("operation", Operation)
 
 
 def probe_pages(operation: Operation) -> web.Application:
-    """`/healthz`: the watch brings news and pools are looked at. `/readyz`: all pools have been listed."""
+    """`/healthz`: the watch brings news and pools are looked at. `/readyz`: pools can be listed and watched."""
     pages = web.Application()
     pages[_OPERATION] = operation
     pages.router.add_get("/healthz", _alive)
@@ -24,5 +24,5 @@ async def _alive(request: web.Request) -> web.Response:
 
 
 async def _ready(request: web.Request) -> web.Response:
-    ready = request.app[_OPERATION].is_ready
-    return web.Response(status=200 if ready else 503, text="ok\n" if ready else "pools have not been listed yet\n")
+    reason = request.app[_OPERATION].why_not_ready()
+    return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime as dt
 import logging
 import random
 import secrets
+import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import kopf
 from aiohttp import web
+from kubernetes import client
 
 from kvrouting_operator.handlers import build_registry, kopf_settings
 from kvrouting_operator.kubernetes_cluster import KubernetesCluster, load_configuration
@@ -22,11 +26,16 @@ from kvrouting_operator.operation import Operation
 from kvrouting_operator.probe_pages import probe_pages
 from kvrouting_operator.reconcile import Reconciler
 from kvrouting_operator.report_fetcher import HttpReportFetcher
+from kvrouting_operator.resources.names import FIELD_MANAGER
 from kvrouting_operator.router_report import ReportFetcher
 from kvrouting_operator.settings import OperatorSettings
+from kvrouting_operator.watch import Watch
 from kvrouting_operator.work_queue import Pace, WorkQueue
 
 _logger = logging.getLogger(__name__)
+
+# Between two looks at the flag that stands for a signal.
+_LOOK_AT_STOP_S = 0.1
 
 
 async def run(
@@ -58,19 +67,78 @@ async def run(
             queue=lambda work: WorkQueue(work, pace=pace or Pace(), parallel=settings.parallel, rng=random.Random()),
             now_s=time.monotonic,
         )
+        told = asyncio.Event()
         async with _serving(operation, settings) as port:
             _logger.info("listening", extra={"fields": {"http": port}})
             if on_listening is not None:
                 on_listening(port)
-            await kopf.operator(
-                registry=build_registry(operation, configuration),
-                settings=kopf_settings(settings),
-                clusterwide=not settings.namespaces,
-                namespaces=settings.namespaces,
-                standalone=True,
-                stop_flag=stop,
+            watch = Watch(
+                lambda: _kopf(operation, settings, configuration, told=told, stop=stop),
+                on_end=operation.watch_ended,
+                pace=pace or Pace(),
+                rng=random.Random(),
+                now_s=time.monotonic,
             )
+            await _until_told(_work(operation, watch), told=told, stop=stop)
         cluster.close()
+
+
+async def _work(operation: Operation, watch: Watch) -> None:
+    try:
+        await operation.start()
+        await watch.run()
+    finally:
+        await operation.stop()
+
+
+async def _kopf(
+    operation: Operation,
+    settings: OperatorSettings,
+    configuration: client.Configuration,
+    *,
+    told: asyncio.Event,
+    stop: threading.Event | None,
+) -> None:
+    """Returns when kopf is told to stop; it handles the signals itself while it runs."""
+    try:
+        await kopf.operator(
+            registry=build_registry(operation, configuration),
+            settings=kopf_settings(settings),
+            # A name among peers, of whom there are none. Left out, kopf asks for the user's, and a pod's has none.
+            identity=FIELD_MANAGER,  # type: ignore[arg-type]  # kopf exports no name for its kind of str
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            standalone=True,
+            stop_flag=stop,
+        )
+    finally:
+        _set_on_signals(told)
+
+
+async def _until_told(work: Coroutine[None, None, None], *, told: asyncio.Event, stop: threading.Event | None) -> None:
+    """Runs the work until it ends or the process is told to. Raises: what the work raises."""
+    _set_on_signals(told)
+    working, telling = asyncio.create_task(work), asyncio.create_task(_told(told, stop))
+    await asyncio.wait((working, telling), return_when=asyncio.FIRST_COMPLETED)
+    telling.cancel()
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+
+
+def _set_on_signals(told: asyncio.Event) -> None:
+    # Signals go to the main thread alone; in another one `stop` takes their place.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, told.set)
+
+
+async def _told(told: asyncio.Event, stop: threading.Event | None) -> None:
+    if stop is None:
+        await told.wait()
+        return
+    while not (told.is_set() or stop.is_set()):  # noqa: ASYNC110 - set by another thread, which has no event loop
+        await asyncio.sleep(_LOOK_AT_STOP_S)
 
 
 def _utc_now() -> dt.datetime:

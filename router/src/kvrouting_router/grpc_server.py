@@ -42,7 +42,9 @@ class TlsFiles:
     def credentials(self) -> grpc.ServerCredentials:
         """Reads the files. Raises: OSError naming the one that cannot be read."""
         return grpc.dynamic_ssl_server_credentials(
-            self._read(), self._read_anew, require_client_authentication=self.client_ca is not None
+            self._read(),
+            self._read_anew,  # type: ignore[arg-type]  # the stubs leave out that None is an answer
+            require_client_authentication=self.client_ca is not None,
         )
 
     def _read(self) -> grpc.ServerCertificateConfiguration:

@@ -112,13 +112,18 @@ class RouterSpec(Part, frozen=True, kw_only=True):
         Resources, Meta(description="Of the router's container; default: requests of 250m CPU and 512Mi.")
     ] = msgspec.field(default_factory=Resources)
     api_keys_secret: Annotated[
-        SecretKey | None, Meta(description="Keys that clients must present, one a line; absent: no key is asked for.")
+        SecretKey | None,
+        Meta(
+            description="Keys that clients must present, one a line; absent: no key is asked for. Routers follow a "
+            "change of the Secret's content without a restart."
+        ),
     ] = None
     tls_secret_name: Annotated[
         ObjectName | None,
         Meta(
             description="Secret with tls.crt, tls.key and ca.crt for the stream between sidecars and routers. "
-            "The certificate must be valid for <pool>-sync.<namespace>.svc. Absent: not encrypted."
+            "The certificate must be valid for <pool>-sync.<namespace>.svc. Absent: not encrypted. Routers follow a "
+            "renewed certificate without a restart; workers read ca.crt when they start."
         ),
     ] = None
     pod_template: Annotated[
