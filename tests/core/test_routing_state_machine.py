@@ -33,6 +33,7 @@ from kvrouting_core.routing.events import (
     WorkerJoined,
     WorkerPaused,
 )
+from kvrouting_core.routing.late import LatePolicy
 from kvrouting_core.routing.policy import AdmissionLimits, Policy
 from kvrouting_core.routing.registry import POLICY_NAMES, build_policy
 from tests.fakes.routing_pool import BLOCK_TOKENS, SetCache, profile, prompt_blocks
@@ -149,7 +150,7 @@ class History(RuleBasedStateMachine):
     def take(self, request: RoutingRequest) -> None:
         self.alive[request.request_id] = Known(request)
         actions = self.send(Arrival(request=request))
-        if not isinstance(self.policy, OneAtATime):
+        if not isinstance(self.policy, (OneAtATime, LatePolicy)):
             assert [a.request_id for a in actions] == [request.request_id]
 
     @precondition(lambda self: self.failed)
@@ -320,6 +321,15 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
         {"queue": "decayed", "price": 0, "decode_price": 0, "learned_speed": "off"},
     ),
     "lbgr with residual": ("lbgr", {"residual": "on"}),
+    "lbgr bound late": ("lbgr", {"binding": "late"}),
+    "lbgr bound late, tight": (
+        "lbgr",
+        {"binding": "late", "release_ahead_ms": 1, "decode_limit": 0.1, "residual": "on", "exploration_share": 0.5},
+    ),
+    "lbgr bound late, nothing else": (
+        "lbgr",
+        {"binding": "late", "price": 0, "decode_price": 0, "size_precedence": 0, "decode_limit": 0},
+    ),
     "lbgr exploring": ("lbgr", {"exploration_share": 0.5, "exploration_requests": 2, "price": 2}),
 }
 

@@ -121,8 +121,7 @@ class LatePolicy:
         wait_ms = self._expected_wait_ms(now_ms)
         if wait_ms > self._limits.max_expected_wait_ms:
             return (self._overloaded(request.request_id, wait_ms - self._limits.max_expected_wait_ms),)
-        steps = self._beliefs.estimator.decode_steps(request)
-        item = Queued(self._ledger.arrive(arrival, now_ms=now_ms), decode_steps=steps)
+        item = Queued(self._ledger.arrive(arrival, now_ms=now_ms))
         least_ms = self._planner.weigh(item, self._line, self._workers(), now_ms=now_ms)
         key = item.waiting.arrived_ms + self._parameters.size_precedence * least_ms
         self._line.insert(item, key=key, least_ms=least_ms)

@@ -20,7 +20,7 @@ from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import CacheView
 from kvrouting_core.routing.release import Release
 from kvrouting_core.routing.waiting_line import Queued, Vector, WaitingLine
-from kvrouting_core.routing.work_table import WorkTable
+from kvrouting_core.routing.work_table import NEVER_MS, WorkTable
 
 Send = Callable[[Queued, Choice], None]
 
@@ -28,6 +28,7 @@ _PLANNED_PER_WORKER = 16
 # An index that lags by seconds costs next to nothing, so what it said a moment ago is good enough to plan with; a
 # request is matched again before it is sent.
 MATCH_LASTS_MS = 250.0
+_TIE_MS = 1e-6  # rounding decides nothing
 
 
 class Planner:
@@ -140,6 +141,8 @@ class _Plan:
             if self._rooms[place] and item.weighed_ms < self._now_ms:
                 self._table.weigh(item, self._line, now_ms=self._now_ms)
                 place = self._cheapest(item)
+            if item.work_ms[place] >= NEVER_MS:
+                continue  # all that it may go to are paused
             if self._rooms[place]:
                 place = self._send(item, place, send)
                 if not any(self._rooms):
@@ -147,8 +150,8 @@ class _Plan:
             self._add(place, item)
 
     def _price(self, item: Queued) -> float:
-        """μ: a ms of this request delays who is assigned before it nowhere, who comes after it in the line, and who
-        will arrive until the backlog is gone. q is the backlog that it meets and leaves behind."""
+        """μ. A ms of this request delays those after it in the line and those who arrive until the backlog is gone, so
+        q counts what waits here as well as what its worker has, of whom the plan knows more than an arrival does."""
         ahead, behind = float(self._lengths[self._shortest]), self._behind / len(self._rooms)
         pricing, sharing = self._planner.beliefs.pricing, self._line.sharing(item)
         return pricing.factor(ahead + behind, self._pool.busy_share, sharing=sharing)
@@ -160,8 +163,9 @@ class _Plan:
         coefficients += self._own_cost
         np.multiply(item.work_ms, coefficients, out=cost)
         cost += self._queue
-        if item.decode_steps:
-            cost += item.decode_steps * self._decode
+        steps = self._planner.beliefs.estimator.decode_steps(item.waiting.request)
+        if steps:
+            cost += steps * self._decode
         return int(cost.argmin())
 
     def _add(self, place: int, item: Queued) -> None:
@@ -174,7 +178,7 @@ class _Plan:
     def _send(self, item: Queued, place: int, send: Send) -> int:
         """Sends the request to one of the cheapest workers with room. Returns: its place."""
         planner, pool, request = self._planner, self._pool, item.waiting.request
-        tied = [int(p) for p in np.flatnonzero(self._cost == self._cost[place]) if self._rooms[p]]
+        tied = [int(p) for p in np.flatnonzero(self._cost <= self._cost[place] + _TIE_MS) if self._rooms[p]]
         if len(tied) > 1:
             place = tied[planner.rng.randrange(len(tied))]
         price = Price(self._price(item), planner.parameters.decode_price, planner.parameters.decode_share)

@@ -23,17 +23,16 @@ _NO_VECTOR: Vector = np.empty(0)
 class Queued:
     """One request in the line, with what it would cost on each worker.
 
-    order: (key, number of arrival); the key never changes. decode_steps: expected after the first token.
+    order: (key, number of arrival); the key never changes.
     work_ms: prefill on each worker at the speed of its class prior, shape (workers,), as of weighed_ms.
     matched: worker → leading blocks that the index reports. deepest: hash of the last block that any worker holds or
     is about to hold; None without any. least_ms: least prefill, as it was on arrival.
     """
 
-    __slots__ = ("decode_steps", "deepest", "least_ms", "matched", "order", "waiting", "weighed_ms", "work_ms")
+    __slots__ = ("deepest", "least_ms", "matched", "order", "waiting", "weighed_ms", "work_ms")
 
-    def __init__(self, waiting: Waiting, *, decode_steps: float) -> None:
+    def __init__(self, waiting: Waiting) -> None:
         self.waiting = waiting
-        self.decode_steps = decode_steps
         self.order: tuple[float, int] = (math.inf, 0)
         self.work_ms = _NO_VECTOR
         self.matched: dict[WorkerId, int] = {}

@@ -1,0 +1,175 @@
+"""Late binding by its definition: at each event everything is worked out anew, one number after the other."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from kvrouting_core.identity import WorkerId
+from kvrouting_core.routing.admission import Admission
+from kvrouting_core.routing.bookkeeping import Bookkeeping
+from kvrouting_core.routing.choice import Choice, reason_for
+from kvrouting_core.routing.decision import Action, Reason
+from kvrouting_core.routing.estimator import Price
+from kvrouting_core.routing.events import (
+    Arrival,
+    Ended,
+    Event,
+    FirstToken,
+    LoadReport,
+    PrefixArrived,
+    RoutingRequest,
+    WorkerGone,
+    WorkerJoined,
+    WorkerPaused,
+)
+from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
+from kvrouting_core.routing.ledger import Waiting, Worker
+from kvrouting_core.routing.parameters import LbgrParameters
+from kvrouting_core.routing.policy import AdmissionLimits, CacheView
+
+
+class ObviousPlan:
+    """Enough of a policy to be compared with `LatePolicy`: it refuses nothing and explores nothing.
+
+    It shares the learned beliefs with it, and no line of the planning.
+    """
+
+    def __init__(
+        self, parameters: LbgrParameters, *, cache: CacheView, block_size_tokens: int, rng: random.Random
+    ) -> None:
+        self.parameters = parameters
+        self.cache = cache
+        self.block_size = block_size_tokens
+        self.rng = rng
+        self.beliefs = LbgrBeliefs(parameters, block_size_tokens=block_size_tokens, rng=rng)
+        self.books = Bookkeeping(
+            "obvious",
+            admission=Admission(AdmissionLimits()),
+            observer=self.beliefs,
+            report_reader=self.beliefs,
+        )
+        self.queue: list[tuple[float, int, Waiting]] = []
+        self.arrivals = 0
+
+    def handle(self, event: Event, *, now_ms: float) -> Sequence[Action]:
+        match event:
+            case Arrival():
+                self.arrived(event, now_ms)
+            case FirstToken():
+                self.books.first_token(event, now_ms=now_ms)
+            case Ended():
+                if self.books.ended(event, now_ms=now_ms) is None:
+                    self.queue = [e for e in self.queue if e[2].request.request_id != event.request_id]
+            case LoadReport():
+                self.books.reported(event, now_ms=now_ms)
+            case PrefixArrived():
+                self.books.ledger.prefix_arrived(event.request_id)
+                return []
+            case WorkerJoined():
+                self.books.joined(event)
+            case WorkerPaused():
+                self.books.ledger.pause(event.worker)
+            case WorkerGone():
+                self.books.left(event)
+        return self.plan(now_ms)
+
+    def arrived(self, arrival: Arrival, now_ms: float) -> None:
+        self.arrivals += 1
+        waiting = self.books.ledger.arrive(arrival, now_ms=now_ms)
+        workers = self.books.ledger.eligible(arrival.request)
+        least_ms = min(self.work_ms(waiting.request, worker, self.depth(waiting.request, worker)) for worker in workers)
+        key = waiting.arrived_ms + self.parameters.size_precedence * least_ms
+        self.queue.append((key, self.arrivals, waiting))
+        self.queue.sort(key=lambda entry: entry[:2])
+
+    # What a request would cost
+
+    def depth(self, request: RoutingRequest, worker: Worker) -> int:
+        held = self.cache.match(request.blocks).get(worker.id, 0)
+        while held < len(request.blocks) and request.blocks[held] in worker.credit.counts:
+            held += 1
+        return held
+
+    def work_ms(self, request: RoutingRequest, worker: Worker, depth: int) -> float:
+        (station,) = self.beliefs.estimator.stations([worker])
+        cached = min(depth * self.block_size, request.prompt_tokens - 1)
+        new = request.prompt_tokens - cached
+        return station.speed * (new * (station.a + station.b * (cached + new / 2)))
+
+    def deepest(self, request: RoutingRequest, workers: Sequence[Worker]) -> int | None:
+        depth = max((self.depth(request, worker) for worker in workers), default=0)
+        return request.blocks[depth - 1] if depth else None
+
+    # The plan
+
+    def room(self, worker: Worker, waiting: int, now_ms: float, pool_size: int) -> bool:
+        estimator, p = self.beliefs.estimator, self.parameters
+        (station,) = estimator.stations([worker])
+        if station.queue.load_ms(now_ms, station.speed) >= p.release_ahead_ms:
+            return False
+        others = station.others.requests if now_ms < station.others.until_ms else 0
+        new = estimator.mean_uncached_tokens
+        mean_ms = station.speed * new * (station.a + station.b * new / 2)
+        share = p.decode_limit * estimator.answer_tokens * station.step_ms / mean_ms
+        limit = max(1, math.ceil(share * math.sqrt(max(1.0, waiting / pool_size))) - others)
+        return worker.in_flight < limit
+
+    def plan(self, now_ms: float) -> list[Action]:
+        estimator, p = self.beliefs.estimator, self.parameters
+        workers = [w for w in self.books.ledger.workers if w.eligible]
+        actions: list[Action] = []
+        if not workers:
+            return actions
+        stations = estimator.stations(workers)
+        pool = estimator.pool(workers, now_ms=now_ms)
+        queues = list(pool.queues_ms)
+        batches = list(pool.batches)
+        new = estimator.mean_uncached_tokens
+        means = [s.speed * new * (s.a + s.b * new / 2) for s in stations]
+        steps_ms = [s.step_ms for s in stations]
+        length = len(self.queue)
+        rooms = [self.room(w, length, now_ms, len(workers)) for w in workers]
+        entries = self.queue[: 16 * len(workers)]
+        for position, entry in enumerate(entries, 1):
+            if not any(rooms):
+                break
+            request = entry[2].request
+            block = self.deepest(request, workers)
+            same = [e for e in self.queue if block is not None and self.deepest(e[2].request, workers) == block]
+            backlog = min(q / m for q, m in zip(queues, means, strict=True)) + (length - position) / len(workers)
+            mu = self.beliefs.pricing.factor(backlog, pool.busy_share, sharing=max(1, len(same)))
+            decode = p.decode_share * estimator.decode_steps(request)
+            works = [self.work_ms(request, w, self.depth(request, w)) for w in workers]
+            costs = [
+                q + s * (1 + mu * station.relative_speed + p.decode_price * batch) + decode * step
+                for q, s, station, batch, step in zip(queues, works, stations, batches, steps_ms, strict=True)
+            ]
+            place = costs.index(min(costs))
+            if rooms[place]:
+                tied = [i for i, cost in enumerate(costs) if cost <= costs[place] + 1e-6 and rooms[i]]
+                place = tied[self.rng.randrange(len(tied))] if len(tied) > 1 else place
+                self.send(entry, workers, place, mu, now_ms, actions)
+                rooms[place] = self.room(workers[place], length, now_ms, len(workers))
+            queues[place] += works[place]
+        return actions
+
+    def send(
+        self,
+        entry: tuple[float, int, Waiting],
+        workers: Sequence[Worker],
+        place: int,
+        mu: float,
+        now_ms: float,
+        actions: list[Action],
+    ) -> None:
+        estimator, request = self.beliefs.estimator, entry[2].request
+        matched: dict[WorkerId, int] = dict(self.cache.match(request.blocks))
+        pool = estimator.pool(workers, now_ms=now_ms)
+        candidates = estimator.candidates(request, pool, matched, Price(mu, 0.1, 0.3), now_ms=now_ms)
+        chosen = candidates[place]
+        prefix = request.blocks[matched.get(chosen.worker, 0) :]
+        self.queue.remove(entry)
+        choice = Choice(chosen, reason_for(candidates, Reason.LOWEST_COST), tuple(candidates), prefix)
+        actions.append(self.books.dispatch(entry[2], choice, now_ms=now_ms))
