@@ -48,6 +48,11 @@ class RouterMetrics:
             "One policy step for an arrival: match, estimate, choose, reserve",
             buckets=_FAST_S, registry=r,
         )  # fmt: skip
+        self.queue_wait_s = Histogram(
+            "kvrouting_router_queue_wait_seconds",
+            "In the router's own queue, of each dispatched attempt; 0 if it went at once",
+            buckets=_TTFT_S, registry=r,
+        )  # fmt: skip
         self.tokenization_s = Histogram(
             "kvrouting_router_tokenization_seconds",
             "Template, tokenizer and hash of one request, waiting for a thread included",

@@ -154,6 +154,7 @@ class Relay:
         decision = reservation.decision
         if decision.waited_ms == 0:
             self._metrics.decision_s.observe(perf_counter() - started_s)
+        self._metrics.queue_wait_s.observe(decision.waited_ms / 1000)
         self._metrics.prompt_tokens.inc(decision.prompt_tokens)
         if not reservation.matched_tokens:
             # Policies that do not look at caches leave it at 0; whether views are true is watched all the same.

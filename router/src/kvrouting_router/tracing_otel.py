@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -84,8 +85,17 @@ class OtelRequestTrace:
         span.set_attribute("kvrouting.request_id", decision.request_id)
         span.set_attribute("kvrouting.waited_ms", decision.waited_ms)
         span.set_attribute("kvrouting.prompt_tokens", decision.prompt_tokens)
+        if decision.waited_ms > 0:
+            self._spanned_wait(span, decision.waited_ms)
         for term in _TERMS:
             span.set_attribute(f"kvrouting.candidates.{term}", [getattr(c, term) for c in decision.candidates])
+
+    def _spanned_wait(self, decide: trace.Span, waited_ms: float) -> None:
+        """The time in the router's own queue, as a child of the decision that ended it."""
+        now_ns = time.time_ns()
+        context = trace.set_span_in_context(decide)
+        wait = self._tracer.start_span("wait", context=context, start_time=now_ns - round(waited_ms * 1e6))
+        wait.end(now_ns)
 
     def attempt(self, decision: Decision, endpoint: str, /) -> AttemptTrace:
         """An attempt begins."""

@@ -11,13 +11,16 @@ import math
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.station import Station
 
+_AHEAD_PER_DECODE = 10.0
+
 
 class Release:
     """Room: own work without a first token below H, and requests in flight below c.
 
-    An engine that decodes between prefills (`prefill_decode_interval` N) starves nothing, so c does not apply; and
-    it takes one prefill batch in N decode steps, so H is at least such a cycle: what is not there when the batch is
-    made waits for the next one. Mixed chunks need neither: decodes and prefills share each step.
+    An engine that decodes between prefills (`prefill_decode_interval` N) starves no answer, so c does not apply. It
+    takes one batch of prefills in N decode steps, and what is not there when the batch is made waits for the next one:
+    with H ahead, prefill has H/(H + N·step) of its time. So H is ten times N·step, which loses a tenth, or a full batch
+    with the steps after it if that is less. Mixed chunks need neither: decodes and prefills share each step.
     """
 
     def __init__(self, parameters: LbgrParameters, *, max_in_flight: int) -> None:
@@ -42,7 +45,7 @@ class Release:
         mean_work_ms: s̄, prefill of a request of mean size there. crowding: waiting requests per worker.
         """
         alternates = self._follows_scheduler and station.scheduler.prefill_decode_interval > 0
-        ahead_ms = max(self._ahead_ms, cycle_ms(station)) if alternates else self._ahead_ms
+        ahead_ms = max(self._ahead_ms, _ahead_of_cycle_ms(station)) if alternates else self._ahead_ms
         if in_flight >= self._max_in_flight or own_ms >= ahead_ms:
             return False
         if alternates or not self._theta:
@@ -57,10 +60,10 @@ class Release:
         return max(1, math.ceil(share * math.sqrt(max(1.0, crowding))) - others)
 
 
-def cycle_ms(station: Station) -> float:
-    """A full prefill batch and the decode steps that the engine puts after it."""
+def _ahead_of_cycle_ms(station: Station) -> float:
+    """Least H for an engine that decodes between prefills."""
     scheduler = station.scheduler
+    decode_ms = scheduler.prefill_decode_interval * station.step_ms
     tokens = min(scheduler.chunked_prefill_tokens, scheduler.max_prefill_tokens)
-    return station.speed * station.times.prefill_work_ms(0, tokens) + (
-        scheduler.prefill_decode_interval * station.step_ms
-    )
+    full_batch_ms = station.speed * station.times.prefill_work_ms(0, tokens)
+    return min(_AHEAD_PER_DECODE * decode_ms, full_batch_ms + decode_ms)
