@@ -38,6 +38,10 @@ class Servers:
     rlt: dict[int, RealServer]
     lru: RealServer
 
+    @property
+    def all(self) -> list[RealServer]:
+        return [*self.rlt.values(), self.lru]
+
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -57,7 +61,10 @@ def jaeger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JaegerAddress |
 
 
 @pytest.fixture(scope="session")
-def servers(model: Path, jaeger: JaegerAddress | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def starting_servers(
+    model: Path, jaeger: JaegerAddress | None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Servers]:
+    """On their way to be ready."""
     logs = tmp_path_factory.mktemp("logs")
     tracing = () if jaeger is None else (
         "--enable-trace", "--otlp-traces-endpoint", jaeger.otlp, "--otlp-service-name", ENGINE_SERVICE
@@ -75,14 +82,25 @@ def servers(model: Path, jaeger: JaegerAddress | None, tmp_path_factory: pytest.
         },
         lru=RealServer(model, log=logs / "lru", rlt=False),
     )
-    every = [*started.rlt.values(), started.lru]
     try:
-        for server in every:
-            server.wait_until_ready()
         yield started
     finally:
-        for server in every:
+        for server in started.all:
             server.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def early_start(request: pytest.FixtureRequest) -> None:
+    """Servers take a minute to start: they do it beside the tests that need none of them."""
+    if any("servers" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("starting_servers")
+
+
+@pytest.fixture(scope="session")
+def servers(starting_servers: Servers) -> Servers:
+    for server in starting_servers.all:
+        server.wait_until_ready()
+    return starting_servers
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-START_LIMIT_S = 300
+START_LIMIT_S = 600
 CACHE_TOKENS = 2000
 MODEL_NAME = "tiny"
 TWO_RANKS_ON_A_CPU = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
@@ -29,6 +29,7 @@ FLAGS = (
     "--sampling-backend", "pytorch", "--grammar-backend", "none", "--max-running-requests", "8",
     "--context-length", "1024", "--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup",
     "--enable-metrics", "--enable-cache-report", "--log-level", "info", "--served-model-name", MODEL_NAME,
+    "--sleep-on-idle",  # a scheduler that waits would take a core from those that work
 )  # fmt: skip
 
 
@@ -162,16 +163,18 @@ class RealServer:
 
 # Below the range from which systems give outgoing connections their ports: a killed server finds its port free again.
 _LOWEST, _HIGHEST = 12_000, 30_000
+_given: set[int] = set()
 
 
 def free_ports() -> Ports:
-    """Five ports with a free successor each."""
-    rng = random.Random()  # servers that start at once must not look for the same ports
+    """Five ports with a free successor each, which are given to nobody else: a server binds its own only much later."""
+    rng = random.Random()  # two test runs must not look for the same ports
     found: list[int] = []
     while len(found) < 5:
         port = rng.randrange(_LOWEST, _HIGHEST, 2)
-        if port not in found and _is_free(port) and _is_free(port + 1):
+        if port not in _given and _is_free(port) and _is_free(port + 1):
             found.append(port)
+            _given.add(port)
     return Ports(http=found[0], events=found[1], replay=found[2], load=found[3], state=found[4])
 
 

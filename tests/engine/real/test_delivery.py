@@ -9,13 +9,17 @@ import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timeout(1200)
+
 ROOT = Path(__file__).parents[3]
 
 
 def pip(*arguments: str) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments],
-        check=True, cwd=ROOT, timeout=200,
+        check=True, cwd=ROOT, timeout=600,
     )  # fmt: skip
 
 
@@ -38,7 +42,7 @@ def test_a_target_folder_on_pythonpath_is_enough(tmp_path: Path) -> None:
         "print(json.dumps([names(), kvrouting_sglang.__file__]))"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "plugin")}, check=True,
     )  # fmt: skip
     names, found_at = json.loads(done.stdout.splitlines()[-1])

@@ -13,7 +13,7 @@ from kvrouting_simulator.demo.real_run import run_setup
 from kvrouting_simulator.demo.scenario import Hurt, sglang_scenario
 from kvrouting_simulator.demo.sglang_engines import SglangEngines, write_model
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 
 REQUESTS = 36
 

@@ -16,6 +16,8 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from kvrouting_sglang.support import UnsupportedSetupError, refuse_unsupported
 from tests.engine.real.caches import parameters
 
+pytestmark = pytest.mark.timeout(1200)  # each interpreter loads SGLang anew
+
 
 def run_python(code: str, **environment: str) -> Any:
     """What a fresh interpreter prints as its last line, from JSON."""
@@ -24,7 +26,7 @@ def run_python(code: str, **environment: str) -> Any:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -19,7 +19,7 @@ from tests.engine_sockets import ask_state
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1200),
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores"),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import zmq
 from tests.engine.real.conftest import Servers
 from tests.engine.real.servers import CACHE_TOKENS, RealServer
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 
 SEEDS = (1, 2, 3)
 PROMPT_TOKENS, PROMPTS, ROUNDS = 240, 10, 8
@@ -53,7 +52,7 @@ def ask(server: RealServer, operation: str) -> list[dict[str, Any]]:
     dealer.send_multipart([b"", msgspec.msgpack.encode({"op": operation})])
     answers: list[dict[str, Any]] = []
     while not answers or not answers[-1].get("end"):
-        assert dealer.poll(20_000), "the state socket is silent"
+        assert dealer.poll(60_000), "the state socket is silent"
         answers.append(msgspec.msgpack.decode(dealer.recv_multipart()[1]))
     dealer.close(linger=0)
     context.term()
@@ -68,7 +67,9 @@ class Subscriber:
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.connect(f"tcp://127.0.0.1:{server.ports.events}")
-        time.sleep(0.5)
+        rng = random.Random(5)
+        while not self._socket.poll(200):  # until its subscription stands, it hears nothing
+            server.generate([rng.randrange(5, 512) for _ in range(40)])
         self.live: set[int] = set()
         self.next = 0
 
@@ -78,7 +79,7 @@ class Subscriber:
 
     def apply_until(self, sequence: int) -> None:
         while self.next < sequence:
-            assert self._socket.poll(10_000), f"no batch {self.next}"
+            assert self._socket.poll(60_000), f"no batch {self.next}"
             _, number, payload = self._socket.recv_multipart()
             if int.from_bytes(number, "big") < self.next:
                 continue

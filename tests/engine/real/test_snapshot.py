@@ -147,7 +147,7 @@ def ask() -> Iterator[Callable[..., list[dict[str, Any]]]]:
         dealer.send_multipart([b"", body])
         answers: list[dict[str, Any]] = []
         while not answers or not answers[-1].get("end"):
-            assert dealer.poll(20_000)
+            assert dealer.poll(60_000)
             empty, payload = dealer.recv_multipart()
             assert empty == b""
             answers.append(msgspec.msgpack.decode(payload))

@@ -23,7 +23,7 @@ from tests.jaeger import spans_of
 from tests.recovery.attribution import cause
 from tests.recovery.event_log import EventLog
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.asyncio(loop_scope="session")]
 
 ENGINE_SPANS = ("api_server_dispatch", "request_process", "prefill_forward")
 
