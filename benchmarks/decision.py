@@ -4,7 +4,10 @@ A decision is one `Arrival` of an 8k prompt: match in the real index, estimate, 
 candidate. One process, one interleaved run: each round asks every policy and the bare argmin once, in turn, about the
 same prompt; a pool at work around it (requests in flight, first tokens, completions, load reports) is driven untimed.
 
-The second table is all that comes before a request is sent: tokenizing a text of which nine tenths were seen before,
+A policy that keeps requests answers elsewhere than at the arrival, so the second table is all of its CPU time, every
+event of a pool at work included, for each request: `lbgr` with a full line before it, and its immediate form.
+
+The third table is all that comes before a request is sent: tokenizing a text of which nine tenths were seen before,
 hashing its blocks, and the decision.
 `python -m benchmarks.decision [--quick]`
 """
@@ -12,11 +15,13 @@ hashing its blocks, and the decision.
 from __future__ import annotations
 
 import argparse
+import heapq
 import random
 import statistics
 import tempfile
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +33,7 @@ from kvrouting_core.routing.decision import Dispatch
 from kvrouting_core.routing.events import (
     Arrival,
     Ended,
+    Event,
     FirstToken,
     LoadReport,
     Outcome,
@@ -46,10 +52,17 @@ IN_FLIGHT_PER_WORKER = 4
 WHOLE_WORKERS = 64
 SEEN_SHARE = 0.9
 BASELINE = "bare argmin"
+WAITING = 200
 VARIANTS: dict[str, dict[str, object]] = {
-    "lbgr": {},
-    "lbgr, residual on": {"residual": "on"},
-    "lbgr, as the paper": {"residual": "off", "price": 0, "queue": "decayed", "decode_price": 0},
+    "lbgr": {"binding": "immediate"},
+    "lbgr, residual on": {"binding": "immediate", "residual": "on"},
+    "lbgr, as the paper": {
+        "binding": "immediate",
+        "residual": "off",
+        "price": 0,
+        "queue": "decayed",
+        "decode_price": 0,
+    },
 }
 
 
@@ -140,17 +153,101 @@ def measure(worker_count: int, rounds: int) -> dict[str, list[float]]:
     return {BASELINE: baseline_us[warm_up:], **{name: s.times_us[warm_up:] for name, s in subjects.items()}}
 
 
+@dataclass
+class Line:
+    """A pool at work before which requests wait, and the CPU time of a run, the pool's own little included."""
+
+    policy: Policy
+    prompts: list[list[int]]
+    rng: random.Random
+    spent_s: float = 0.0
+    ended: int = 0
+    waiting: list[int] = field(default_factory=list)
+    due: list[tuple[float, int, Event]] = field(default_factory=list)
+    free_ms: dict[WorkerId, float] = field(default_factory=dict)
+    planned: int = 0
+
+    def plan(self, at_ms: float, event: Event) -> None:
+        """An event that the policy will be told."""
+        self.planned += 1
+        heapq.heappush(self.due, (at_ms, self.planned, event))
+
+    def tell(self, event: Event, now_ms: float) -> None:
+        """What is sent is prefilled after what its worker has."""
+        for action in self.policy.handle(event, now_ms=now_ms):
+            if not isinstance(action, Dispatch):
+                raise TypeError(f"the pool refused: {action}")
+            work_ms = 6 + 0.112 * action.decision.chosen.uncached_tokens
+            done_ms = max(now_ms, self.free_ms.get(action.worker, 0.0)) + work_ms
+            self.free_ms[action.worker] = done_ms
+            self.plan(done_ms, FirstToken(request_id=action.request_id))
+
+    def arrive(self, number: int, now_ms: float) -> None:
+        """One more request: a prompt of its own after a random part of one that others have, too."""
+        shared = self.rng.choice(self.prompts)
+        shared = shared[: self.rng.randint(1, len(shared))]
+        own = [self.rng.getrandbits(64) for _ in range(self.rng.randint(1, 32))]
+        blocks = shared + own
+        request = RoutingRequest(request_id=str(number), blocks=blocks, prompt_tokens=len(blocks) * BLOCK_TOKENS + 1)
+        self.tell(Arrival(request=request), now_ms)
+
+    def run(self, workers: list[WorkerId], requests: int, in_system: int) -> None:
+        """As many requests as end are replaced."""
+        now_ms, arrived, began_s = 0.0, 0, time.thread_time()
+        self.plan(0.0, _report(workers[0], 0.0))
+        while self.ended < requests:
+            while arrived - self.ended < in_system:
+                self.arrive(arrived, now_ms)
+                arrived += 1
+            now_ms, _, event = heapq.heappop(self.due)
+            self.tell(event, now_ms)
+            self.waiting.append(self.policy.waiting)
+            if isinstance(event, FirstToken):
+                self.tell(PrefixArrived(request_id=event.request_id), now_ms)
+                ended = Ended(request_id=event.request_id, outcome=Outcome.COMPLETED, output_tokens=4)
+                self.plan(now_ms + 75, ended)
+            elif isinstance(event, Ended):
+                self.ended += 1
+            elif isinstance(event, LoadReport):
+                following = workers[(workers.index(event.worker) + 1) % len(workers)]
+                self.plan(now_ms + 1000 / len(workers), _report(following, now_ms))
+        self.spent_s = time.thread_time() - began_s
+
+
+def _report(worker: WorkerId, now_ms: float) -> LoadReport:
+    return LoadReport(
+        worker=worker, reported_ms=now_ms, running_requests=0, waiting_requests=0, used_tokens=0,
+        waiting_uncached_tokens=0, total_prefill_uncached_tokens=0, total_prefill_busy_us=0,
+    )  # fmt: skip
+
+
+def measure_line(requests: int) -> None:
+    """Prints CPU time of all events for each request, late binding and immediate."""
+    workers = [WorkerId(f"pod-{i}/0") for i in range(WHOLE_WORKERS)]
+    spent = {}
+    for name, parameters in {"immediate": {"binding": "immediate"}, "late": {"binding": "late"}}.items():
+        index, prompts = pool_index(workers, random.Random(7))
+        line = Line(build("lbgr", index, workers, parameters), prompts, random.Random(8))
+        line.run(workers, requests, WAITING + 2 * WHOLE_WORKERS)
+        spent[name] = line.spent_s / requests * 1e6
+        waiting = statistics.mean(line.waiting)
+        ratio = spent[name] / spent["immediate"]
+        print(f"{WHOLE_WORKERS:>7}  lbgr, {name:<14} {spent[name]:>8.0f} {waiting:>8.0f} {ratio:>15.2f}")
+
+
 def subject_names() -> list[str]:
     """The variants of `lbgr`, then the other policies."""
     return [*VARIANTS, *(name for name in POLICY_NAMES if name != "lbgr")]
 
 
-def build(name: str, index: PrefixIndex, workers: list[WorkerId]) -> Policy:
-    """A policy whose workers have joined."""
-    kind, parameters = ("lbgr", VARIANTS[name]) if name in VARIANTS else (name, {})
+def build(
+    name: str, index: PrefixIndex, workers: list[WorkerId], parameters: Mapping[str, object] | None = None
+) -> Policy:
+    """A policy whose workers have joined. parameters: None for those of the variant of that name."""
+    kind, of_variant = ("lbgr", VARIANTS[name]) if name in VARIANTS else (name, {})
     policy = build_policy(
         kind,
-        parameters,
+        of_variant if parameters is None else parameters,
         cache=index,
         block_size_tokens=BLOCK_TOKENS,
         rng=random.Random(1),
@@ -212,6 +309,8 @@ def main() -> None:
     print(f"{'workers':>7}  {'policy':<20} {'p50 µs':>8} {'p99 µs':>8} {'to ' + BASELINE:>15}")
     for worker_count in (4, 16, 64, 256):
         show(str(worker_count), measure(worker_count, rounds))
+    print(f"\n{'workers':>7}  {'policy':<20} {'µs':>8} {'waiting':>8} {'to immediate':>15}")
+    measure_line(rounds)
     print(f"\nfrom text to dispatch, {PROMPT_TOKENS} tokens, {SEEN_SHARE:.0%} seen before")
     show(str(WHOLE_WORKERS), measure_whole(rounds))
 

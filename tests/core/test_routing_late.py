@@ -273,7 +273,7 @@ class TestWhoDoesNotWait:
         bench = Bench(limits=AdmissionLimits(max_expected_wait_ms=1000))
         for number in range(8):
             bench.arrive(f"r{number}", 2000)  # 233 ms each
-        assert bench.policy.waiting == 4
+        assert bench.policy.waiting == 5
         assert {r.reason for r in bench.refused} == {RefusalReason.OVERLOADED}
 
     def test_a_client_that_leaves_while_it_waits_is_forgotten(self) -> None:

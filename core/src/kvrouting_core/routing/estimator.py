@@ -259,6 +259,7 @@ class LearnedEstimator:
             pool = pool_speed(s.measured for s in stations)
             for station in stations:
                 station.speed = speed_factor(station.measured, pool)
+                station.full_until_ms = -math.inf
         rates = [1 / (s.speed * s.a) for s in stations]
         mean = sum(rates) / len(rates)
         for station, rate in zip(stations, rates, strict=True):

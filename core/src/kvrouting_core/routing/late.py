@@ -55,6 +55,7 @@ class LatePolicy:
         self._books = Bookkeeping(name, admission=self._admission, observer=self._beliefs, report_reader=self._beliefs)
         self._ledger = self._books.ledger
         self._line = WaitingLine()
+        self._shortest_ms = 0.0
         self._planner = Planner(
             parameters,
             self._beliefs,
@@ -95,6 +96,7 @@ class LatePolicy:
                 self._ended(event, now_ms)
             case LoadReport():
                 self._books.reported(event, now_ms=now_ms)
+                self._look_at_queues(now_ms)
             case PrefixArrived():
                 self._ledger.prefix_arrived(event.request_id)
                 return ()
@@ -118,7 +120,7 @@ class LatePolicy:
         self._ledger.check_new(request.request_id)
         if not self._ledger.eligible(request):
             return (Refusal(request_id=request.request_id, reason=RefusalReason.NO_WORKER),)
-        wait_ms = self._expected_wait_ms(now_ms)
+        wait_ms = self._expected_wait_ms()
         if wait_ms > self._limits.max_expected_wait_ms:
             return (self._overloaded(request.request_id, wait_ms - self._limits.max_expected_wait_ms),)
         item = Queued(self._ledger.arrive(arrival, now_ms=now_ms))
@@ -133,15 +135,19 @@ class LatePolicy:
             actions.append(self._overloaded(request.request_id, wait_ms / max(1, len(self._line))))
         return actions
 
+    def _look_at_queues(self, now_ms: float) -> None:
+        workers = self._workers()
+        queues_ms = self._beliefs.estimator.pool(workers, now_ms=now_ms).queues_ms if workers else [0.0]
+        self._shortest_ms = min(queues_ms)
+
     def _overloaded(self, request_id: str, excess_ms: float) -> Refusal:
         retry_after_ms = self._admission.retry_after_ms(excess_ms)
         return Refusal(request_id=request_id, reason=RefusalReason.OVERLOADED, retry_after_ms=retry_after_ms)
 
-    def _expected_wait_ms(self, now_ms: float) -> float:
-        """Until a request that arrives now would begin: what waits here, over all workers, and the shortest queue."""
-        workers = self._workers()
-        pool = self._beliefs.estimator.pool(workers, now_ms=now_ms)
-        return min(pool.queues_ms) + self._line.work_ms / len(workers)
+    def _expected_wait_ms(self) -> float:
+        """Until a request that arrives now would begin: what waits here, over all workers, and the shortest queue as of
+        the last report: what this router adds to it is bounded by the release."""
+        return self._shortest_ms + self._line.work_ms / max(1, len(self._workers()))
 
     def _ended(self, event: Ended, now_ms: float) -> None:
         if self._books.ended(event, now_ms=now_ms) is None:

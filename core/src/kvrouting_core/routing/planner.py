@@ -6,6 +6,7 @@ they were there. Who is assigned to a worker without room stays, and is planned 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -18,7 +19,7 @@ from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
 from kvrouting_core.routing.ledger import Worker
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import CacheView
-from kvrouting_core.routing.release import Release
+from kvrouting_core.routing.release import Release, Terms
 from kvrouting_core.routing.waiting_line import Queued, Vector, WaitingLine
 from kvrouting_core.routing.work_table import NEVER_MS, WorkTable
 
@@ -72,28 +73,14 @@ class Planner:
         """Sends what can go now. workers: those that may be chosen, see `table`."""
         if not len(line) or not workers:
             return
-        pool = self.beliefs.estimator.pool(workers, now_ms=now_ms)
-        rooms = self._rooms(pool, len(line))
+        estimator = self.beliefs.estimator
+        crowding = math.sqrt(max(1.0, len(line) / len(workers)))
+        terms = Terms(estimator.answer_tokens, estimator.mean_uncached_tokens, crowding)
+        table = self.table(workers)
+        rooms = self.release.rooms(workers, table.stations, terms, now_ms=now_ms)
         if any(rooms):
-            _Plan(self, line, pool, rooms, self.table(workers), now_ms=now_ms).run(send)
-
-    def _rooms(self, pool: PoolState, waiting: int) -> list[bool]:
-        estimator, crowding = self.beliefs.estimator, waiting / len(pool.workers)
-        answer_tokens, new = estimator.answer_tokens, estimator.mean_uncached_tokens
-        return [
-            self.release.has_room(
-                station,
-                own_ms=own_ms,
-                in_flight=worker.in_flight,
-                others=batch - station.running,
-                answer_tokens=answer_tokens,
-                mean_work_ms=station.mean_work_ms(new),
-                crowding=crowding,
-            )
-            for worker, station, own_ms, batch in zip(
-                pool.workers, pool.stations, pool.own_ms, pool.batches, strict=True
-            )
-        ]
+            pool = estimator.pool(workers, now_ms=now_ms)
+            _Plan(self, line, pool, rooms, terms, table, now_ms=now_ms).run(send)
 
 
 class _Plan:
@@ -105,6 +92,7 @@ class _Plan:
         line: WaitingLine,
         pool: PoolState,
         rooms: list[bool],
+        terms: Terms,
         table: WorkTable,
         *,
         now_ms: float,
@@ -116,14 +104,14 @@ class _Plan:
         self._table = table
         self._now_ms = now_ms
         parameters, stations = planner.parameters, pool.stations
-        self._crowding = len(line) / len(pool.workers)
+        self._terms = terms
         self._speed: Vector = np.array([station.speed for station in stations])
         self._queue: Vector = np.array(pool.queues_ms)
         self._decode: Vector = parameters.decode_share * np.array([station.step_ms for station in stations])
         # What a ms of prefill at the class prior's speed costs: itself and the decodes it stops; and at price 1.
         self._own_cost = self._speed * (1 + parameters.decode_price * np.array(pool.batches))
         self._price_cost = self._speed * np.array([station.relative_speed for station in stations])
-        new = planner.beliefs.estimator.mean_uncached_tokens
+        new = terms.uncached_tokens
         self._mean_work: Vector = np.array([station.mean_work_ms(new) for station in stations])
         self._lengths: Vector = self._queue / self._mean_work
         self._shortest = int(self._lengths.argmin())
@@ -204,13 +192,6 @@ class _Plan:
 
     def _look_again(self, place: int) -> None:
         """Whether the worker still has room, after one more request."""
-        worker, station = self._pool.workers[place], self._pool.stations[place]
         self._rooms[place] = self._planner.release.has_room(
-            station,
-            own_ms=station.queue.load_ms(self._now_ms, station.speed),
-            in_flight=worker.in_flight,
-            others=self._pool.batches[place] - station.running,
-            answer_tokens=self._planner.beliefs.estimator.answer_tokens,
-            mean_work_ms=float(self._mean_work[place]),
-            crowding=self._crowding,
+            self._pool.workers[place], self._pool.stations[place], self._terms, now_ms=self._now_ms
         )

@@ -40,6 +40,9 @@ class QueueLoad(Protocol):
     def load_ms(self, now_ms: float, speed: float) -> float:
         """P. speed: learned speed factor of the worker, 1 is the class prior."""
 
+    def below_ms(self, limit_ms: float, speed: float) -> float:
+        """P stays at limit_ms or above until then, unless something happens: ±infinity for always or unknown."""
+
 
 class DecayedQueue:
     """The paper's: P += s on dispatch, P ← ρ·P every Δt, on the end of a request what is left of its own s goes.
@@ -80,6 +83,10 @@ class DecayedQueue:
     def load_ms(self, now_ms: float, speed: float) -> float:  # noqa: ARG002 - the paper's s holds the speed
         """P, decayed until now."""
         return self._load_ms * self._left(now_ms - self._as_of_ms) if self._load_ms else 0.0
+
+    def below_ms(self, limit_ms: float, speed: float) -> float:  # noqa: ARG002 - see `QueueLoad`
+        """Not worked out."""
+        return -math.inf
 
     def _advance(self, now_ms: float) -> None:
         self._load_ms *= self._left(now_ms - self._as_of_ms)
@@ -127,10 +134,13 @@ class DrainedQueue:
         """P: 0 if no request is without a first token."""
         if not self._work:
             return 0.0
-        oldest = self._oldest_chunk_ms
-        if oldest is None:
-            oldest = self._oldest_chunk_ms = self._sum_oldest_chunk()
-        return max(0.0, self._total_ms * speed - min(now_ms - self._since_ms, oldest * speed))
+        return max(0.0, self._total_ms * speed - min(now_ms - self._since_ms, self._oldest() * speed))
+
+    def below_ms(self, limit_ms: float, speed: float) -> float:
+        """By the drain of the oldest chunk alone."""
+        if (self._total_ms - self._oldest()) * speed >= limit_ms:
+            return math.inf
+        return self._since_ms + self._total_ms * speed - limit_ms
 
     def _take(self, request_id: str) -> bool:
         work = self._work.pop(request_id, None)
@@ -139,6 +149,11 @@ class DrainedQueue:
         self._total_ms = self._total_ms - work.prefill_ms if self._work else 0.0
         self._oldest_chunk_ms = None
         return True
+
+    def _oldest(self) -> float:
+        if self._oldest_chunk_ms is None:
+            self._oldest_chunk_ms = self._sum_oldest_chunk()
+        return self._oldest_chunk_ms
 
     def _sum_oldest_chunk(self) -> float:
         left, total_ms = self._chunk_tokens, 0.0

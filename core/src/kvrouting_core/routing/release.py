@@ -7,11 +7,22 @@ and cannot be planned again. A worker gets just enough to keep it busy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from kvrouting_core.routing.ledger import Worker
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.station import Station
 
 _AHEAD_PER_DECODE = 10.0
+
+
+class Terms(NamedTuple):
+    """Of one event: m̂, ū, and √(requests that wait for each worker), at least 1."""
+
+    answer_tokens: float
+    uncached_tokens: float
+    crowding: float
 
 
 class Release:
@@ -29,35 +40,35 @@ class Release:
         self._theta = parameters.decode_limit
         self._max_in_flight = max_in_flight
 
-    def has_room(
-        self,
-        station: Station,
-        *,
-        own_ms: float,
-        in_flight: int,
-        others: int,
-        answer_tokens: float,
-        mean_work_ms: float,
-        crowding: float,
-    ) -> bool:
-        """own_ms: own work there without a first token. others: requests of others. answer_tokens: m̂.
+    def rooms(
+        self, workers: Sequence[Worker], stations: Sequence[Station], terms: Terms, *, now_ms: float
+    ) -> list[bool]:
+        """Of each worker, whether it has room. stations: of the workers, in the same order."""
+        has_room = self.has_room
+        # Most workers of a busy pool are full, and known to be so for a while: they cost one comparison.
+        return [
+            now_ms > station.full_until_ms and has_room(worker, station, terms, now_ms=now_ms)
+            for worker, station in zip(workers, stations, strict=True)
+        ]
 
-        mean_work_ms: s̄, prefill of a request of mean size there. crowding: waiting requests per worker.
-        """
+    def has_room(self, worker: Worker, station: Station, terms: Terms, *, now_ms: float) -> bool:
+        """Whether one more request may be sent to the worker."""
+        if worker.in_flight >= self._max_in_flight:
+            return False
         alternates = self._follows_scheduler and station.scheduler.prefill_decode_interval > 0
         ahead_ms = max(self._ahead_ms, _ahead_of_cycle_ms(station)) if alternates else self._ahead_ms
-        if in_flight >= self._max_in_flight or own_ms >= ahead_ms:
+        if station.queue.load_ms(now_ms, station.speed) >= ahead_ms:
+            station.full_until_ms = station.queue.below_ms(ahead_ms, station.speed)
             return False
         if alternates or not self._theta:
             return True
-        return in_flight < self.decode_limit(station, others, answer_tokens, mean_work_ms, crowding)
+        return worker.in_flight < self.decode_limit(station, terms, now_ms=now_ms)
 
-    def decode_limit(
-        self, station: Station, others: int, answer_tokens: float, mean_work_ms: float, crowding: float
-    ) -> int:
+    def decode_limit(self, station: Station, terms: Terms, *, now_ms: float) -> int:
         """c: decode may take about 1/θ of prefill's time, more when the queue is long."""
-        share = self._theta * answer_tokens * station.step_ms / mean_work_ms
-        return max(1, math.ceil(share * math.sqrt(max(1.0, crowding))) - others)
+        share = self._theta * terms.answer_tokens * station.step_ms / station.mean_work_ms(terms.uncached_tokens)
+        others = station.others.requests if now_ms < station.others.until_ms else 0
+        return max(1, math.ceil(share * terms.crowding) - others)
 
 
 def _ahead_of_cycle_ms(station: Station) -> float:

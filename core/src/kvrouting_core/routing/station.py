@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kvrouting_core.routing.engine_reports import (
     BusyShare,
     EngineCounters,
@@ -20,13 +22,16 @@ _COST_GAIN = 0.1
 
 
 class Station:
-    """One worker as the estimator sees it. A restart or a return makes a new one."""
+    """One worker as the estimator sees it. A restart or a return makes a new one.
+
+    full_until_ms: it has no room until then, as whoever releases requests found; void when anything happens there.
+    """
 
     __slots__ = (
         "_context_tokens", "_counters", "_own_requests", "_own_tokens", "_prior_ms_per_token", "_running",
-        "_unstarted", "_unstarted_tokens", "a", "b", "busy", "chunk_tokens", "measured", "observations", "others",
-        "queue", "relative_speed", "residual", "running", "running_limit", "scheduler", "sequences", "speed", "step_ms",
-        "times",
+        "_unstarted", "_unstarted_tokens", "a", "b", "busy", "chunk_tokens", "full_until_ms", "measured",
+        "observations", "others", "queue", "relative_speed", "residual", "running", "running_limit", "scheduler",
+        "sequences", "speed", "step_ms", "times",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +62,7 @@ class Station:
         self.a = times.prefill_ms_per_token
         self.b = times.attention_ms_per_token_pair
         self.scheduler = scheduler
+        self.full_until_ms = -math.inf
         self.chunk_tokens = scheduler.chunked_prefill_tokens
         self.running_limit = scheduler.max_running_requests
         self._prior_ms_per_token = times.prefill_ms_per_token
@@ -66,6 +72,7 @@ class Station:
         """A request was dispatched."""
         self._unstarted[work.request_id] = work
         self._unstarted_tokens += work.uncached_tokens
+        self.full_until_ms = -math.inf
         self.queue.add(work)
         self.sequences += work.sequences
         if work.uncached_tokens:
@@ -78,6 +85,7 @@ class Station:
         work = self._unstarted.pop(request_id, None)
         if work is None:
             return
+        self.full_until_ms = -math.inf
         self._unstarted_tokens -= work.uncached_tokens
         self.queue.prefilled(request_id, now_ms=now_ms)
         self._running[request_id] = work
@@ -88,6 +96,7 @@ class Station:
 
     def remove(self, request_id: str, *, now_ms: float) -> None:
         """A request ended."""
+        self.full_until_ms = -math.inf
         work = self._unstarted.pop(request_id, None)
         if work is not None:
             self._unstarted_tokens -= work.uncached_tokens

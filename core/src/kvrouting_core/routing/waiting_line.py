@@ -29,10 +29,11 @@ class Queued:
     is about to hold; None without any. least_ms: least prefill, as it was on arrival.
     """
 
-    __slots__ = ("deepest", "least_ms", "matched", "order", "waiting", "weighed_ms", "work_ms")
+    __slots__ = ("blocks", "deepest", "least_ms", "matched", "order", "waiting", "weighed_ms", "work_ms")
 
     def __init__(self, waiting: Waiting) -> None:
         self.waiting = waiting
+        self.blocks = waiting.request.blocks
         self.order: tuple[float, int] = (math.inf, 0)
         self.work_ms = _NO_VECTOR
         self.matched: dict[WorkerId, int] = {}
@@ -107,7 +108,7 @@ class WaitingLine:
     def outdate(self, depth: int, block: int) -> None:
         """Who may hold the block changed: requests that have it at this depth are weighed anew at the next plan."""
         for item in self._items:
-            blocks = item.waiting.request.blocks
+            blocks = item.blocks
             if len(blocks) > depth and blocks[depth] == block:
                 item.weighed_ms = -math.inf
 

@@ -23,6 +23,7 @@ class WorkTable:
         self, workers: Sequence[Worker], stations: Sequence[Station], *, cache: CacheView, block_size_tokens: int
     ) -> None:
         self.workers = workers
+        self.stations = stations
         self._cache = cache
         self._block_size = block_size_tokens
         self._place = {worker.id: place for place, worker in enumerate(workers)}
