@@ -114,16 +114,14 @@ class TestPages:
 
     def test_the_overview_fills_in_numbers_and_leaves_out_what_did_not_run(self, tmp_path: Path) -> None:
         found = evidence(tmp_path, STUDY.replace("x = ", 'summary = "Better by {gain}."\nx = '))
-        absent = read_study(write_study(tmp_path, name="absent") / "absent.toml")
-        assert absent is not None
         text = "# All\n\n1. It is {small.gain}.\n2. It is {absent.gain}.\n"
-        page = overview_page(text, [found], skipped={"absent": "no file"}, command="c", studies=[found.study, absent])
+        page = overview_page(text, [found], skipped={"absent": "no file"}, command="c")
         assert "1. It is 4.25 ± 2.47x." in page
         assert "2. It is" not in page
         assert "| [Two policies](small.md) | is best | Better by 4.25 ± 2.47x. |" in page
         assert "- absent: no file" in page
         with pytest.raises(StudyError, match=r"wants 'small.loss'"):
-            overview_page("{small.loss}", [found], skipped={}, command="c", studies=[found.study])
+            overview_page("{small.loss}", [found], skipped={}, command="c")
 
 
 class TestCommand:
@@ -157,7 +155,7 @@ class TestCommand:
         assert "small.csv:3: it has best,8.0,1,9" in differing.output
 
     def test_a_study_whose_trace_is_absent_is_skipped_with_the_reason(self, tmp_path: Path) -> None:
-        (write_study(tmp_path / "e") / "_overview.md").write_text("# All\n")
+        (write_study(tmp_path / "e") / "_overview.md").write_text("# All\nOf a trace: {recorded.gain}\n")
         text = STUDY.replace(
             "groups = 4\nprompts_per_group = 8\nlengths_tokens = [128, 256]", 'kind = "mooncake"\npath = "data:t.jsonl"'
         )
@@ -166,7 +164,9 @@ class TestCommand:
         done = self._run(tmp_path, "--data", str(tmp_path / "nowhere"))
         assert done.exit_code == 0, done.output
         assert "recorded: skipped, needs t.jsonl in the folder that --data names" in done.output
-        assert "- recorded: needs t.jsonl" in (tmp_path / "o" / "README.md").read_text()
+        overview = (tmp_path / "o" / "README.md").read_text()
+        assert "- recorded: needs t.jsonl" in overview
+        assert "Of a trace" not in overview
         (tmp_path / "t.jsonl").write_text(
             '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
         )

@@ -128,13 +128,8 @@ def _write(evidence: Sequence[Evidence], selection: _Selection, folder: Path, ou
             _draw(found, out / f"{name}.png")
     text = folder / "_overview.md"
     if pages and selection.whole and text.is_file():
-        page = overview_page(
-            text.read_text(encoding="utf-8"),
-            evidence,
-            skipped=selection.skipped,
-            command=_COMMAND,
-            studies=[*selection.studies],
-        )
+        template = text.read_text(encoding="utf-8")
+        page = overview_page(template, evidence, skipped=selection.skipped, command=_COMMAND)
         _save(out / "README.md", page)
     click.echo(f"{len(evidence)} studies written to {out}")
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvrouting_simulator.study.definition import Study, StudyError
+from kvrouting_simulator.study.definition import StudyError
 from kvrouting_simulator.study.evidence import Evidence
 from kvrouting_simulator.study.page import claim_numbers
 from kvrouting_simulator.study.wording import filled, places
 
 
-def overview_page(
-    text: str, evidence: Sequence[Evidence], *, skipped: Mapping[str, str], command: str, studies: Sequence[Study]
-) -> str:
-    """text: with {study.claim} for numbers; its lines that want a study that did not run are left out.
+def overview_page(text: str, evidence: Sequence[Evidence], *, skipped: Mapping[str, str], command: str) -> str:
+    """text: with {study.claim} for numbers; a line that wants one of a skipped study is left out.
 
     skipped: reason by study. Raises: StudyError for a number that no study has.
     """
     numbers = {f"{found.study.name}.{name}": n for found in evidence for name, n in claim_numbers(found).items()}
-    absent = {study.name for study in studies} - {found.study.name for found in evidence}
-    lines = [_line(line, numbers, absent) for line in text.strip().splitlines()]
+    lines = [_line(line, numbers, set(skipped)) for line in text.strip().splitlines()]
     rows = [
         f"| [{found.study.title}]({found.study.name}.md) | {found.study.paper.strip() or '–'} | "
         f"{filled(found.study.summary.strip(), claim_numbers(found)) or '–'} |"
