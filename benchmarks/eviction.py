@@ -13,18 +13,31 @@ import random
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvrouting_core.eviction import EvictionPolicy, LeafLRU, RandomizedLeafTokens
+from kvrouting_core.eviction import EvictionPolicy, LeafLRU, RandomizedLeafTokens, make_policy
 from kvrouting_core.eviction.base import Uncover
 from kvrouting_core.eviction.rlt import MarkedRecord
 from kvrouting_core.eviction.whole_leaves import HistoryRecord
 from kvrouting_core.radix_cache import CacheNode, RadixCache
 
 CALL_TOKENS = 64
-TRUNK_TOKENS, TAIL_TOKENS, TAILS_PER_TRUNK = 32, 16, 32
+TAILS_PER_TRUNK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of the tree: tails of equal length under trunks of equal length."""
+
+    page_size: int
+    trunk_tokens: int
+    tail_tokens: int
+
+
+SHORT = Shape(page_size=1, trunk_tokens=32, tail_tokens=16)
+LONG = (Shape(page_size=1, trunk_tokens=256, tail_tokens=128), Shape(page_size=64, trunk_tokens=256, tail_tokens=128))
 
 
 class WalkingRLT(RandomizedLeafTokens):
@@ -100,10 +113,12 @@ def _leaves(anchor: CacheNode) -> Iterator[CacheNode]:
 
 CONTENDERS: dict[str, Callable[[], EvictionPolicy[Any]]] = {
     "RLT": lambda: RandomizedLeafTokens(random.Random(1)),
+    "rlt-adaptive": lambda: make_policy("rlt-adaptive", random.Random(1)),
     "RLT, walk per call": lambda: WalkingRLT(random.Random(1)),
     "Leaf-LRU": LeafLRU,
     "Leaf-LRU, heap per call": RebuildingLRU,
 }
+WITHOUT_WALKS = ("RLT", "rlt-adaptive", "Leaf-LRU")
 
 
 @dataclass(slots=True)
@@ -112,6 +127,7 @@ class Contender:
 
     cache: RadixCache
     paths: Iterator[array[int]]
+    path_tokens: int
     us_per_token: list[float]
 
     def evict(self) -> None:
@@ -120,29 +136,30 @@ class Contender:
         self.us_per_token.append((time.process_time_ns() - start) / 1000 / freed)
 
     def refill(self) -> None:
-        while self.cache.free_tokens >= TRUNK_TOKENS + TAIL_TOKENS:
+        while self.cache.free_tokens >= self.path_tokens:
             self.cache.serve(next(self.paths))
 
 
-def _paths(leaves: int) -> Iterator[array[int]]:
+def _paths(leaves: int, shape: Shape) -> Iterator[array[int]]:
     """New tails for ever, each under one of leaves / 32 trunks."""
     rng = random.Random(2)
     trunks = max(1, leaves // TAILS_PER_TRUNK)
     for tail in itertools.count(trunks):
         trunk = int(rng.random() * trunks)
-        yield array("I", [trunk] * TRUNK_TOKENS + [tail % 2**32] * TAIL_TOKENS)
+        yield array("I", [trunk] * shape.trunk_tokens + [tail % 2**32] * shape.tail_tokens)
 
 
-def _contender(policy: EvictionPolicy[Any], leaves: int) -> Contender:
-    capacity = leaves * TAIL_TOKENS + leaves // TAILS_PER_TRUNK * TRUNK_TOKENS
-    contender = Contender(RadixCache(capacity_tokens=capacity, policy=policy), _paths(leaves), [])
+def _contender(policy: EvictionPolicy[Any], leaves: int, shape: Shape) -> Contender:
+    capacity = leaves * shape.tail_tokens + leaves // TAILS_PER_TRUNK * shape.trunk_tokens
+    cache = RadixCache(capacity_tokens=capacity, page_size=shape.page_size, policy=policy)
+    contender = Contender(cache, _paths(leaves, shape), shape.trunk_tokens + shape.tail_tokens, [])
     contender.refill()
     return contender
 
 
-def _measure(leaves: int, rounds: int) -> dict[str, float]:
+def _measure(leaves: int, rounds: int, shape: Shape, names: Iterable[str]) -> dict[str, float]:
     """Median µs per evicted token of each contender."""
-    contenders = {name: _contender(make(), leaves) for name, make in CONTENDERS.items()}
+    contenders = {name: _contender(CONTENDERS[name](), leaves, shape) for name in names}
     for _ in range(rounds):
         for contender in contenders.values():
             contender.evict()
@@ -156,9 +173,18 @@ def run(*, quick: bool = False) -> None:
     print(f"CPU µs per evicted token, {CALL_TOKENS} tokens a call, page 1 (times RLT's in the same run)")
     print(f"{'leaves':>8} " + " ".join(f"{name:>25}" for name in CONTENDERS))
     for leaves in (1_000, 10_000) if quick else (1_000, 10_000, 100_000):
-        us = _measure(leaves, rounds=10 if quick else 40)
+        us = _measure(leaves, 10 if quick else 40, SHORT, CONTENDERS)
         cells = (f"{us[name]:.2f} ({us[name] / us['RLT']:.1f}x)" for name in CONTENDERS)
         print(f"{leaves:>8} " + " ".join(f"{cell:>25}" for cell in cells), flush=True)
+    for shape in LONG:
+        print(f"tails of {shape.tail_tokens} tokens, page {shape.page_size}: µs a token, a {CALL_TOKENS} (times RLT's)")
+        print(f"{'leaves':>8} " + " ".join(f"{name:>25}" for name in WITHOUT_WALKS))
+        for leaves in (500, 5_000) if quick else (1_000, 10_000, 50_000):
+            us = _measure(leaves, 20 if quick else 100, shape, WITHOUT_WALKS)
+            cells = (
+                f"{us[name]:.2f}, {us[name] * CALL_TOKENS:.0f} ({us[name] / us['RLT']:.1f}x)" for name in WITHOUT_WALKS
+            )
+            print(f"{leaves:>8} " + " ".join(f"{cell:>25}" for cell in cells), flush=True)
 
 
 def main() -> None:

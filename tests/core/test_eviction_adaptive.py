@@ -28,9 +28,7 @@ class UpsideDown(LearnedRule):
 
     def pick(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
         def index(leaf: GranuleRecord) -> float:
-            label = leaf.tail_label()
-            table = self._tables[label] or self._table_of(label)
-            return table[int(math.log2(self.now + 1 - leaf.accessed) * 4)]
+            return self._table_of(leaf.tail_label)[int(math.log2(self.now + 1 - leaf.accessed) * 4)]
 
         return max(leaves, key=index)
 

@@ -318,8 +318,7 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         for record, names in fresh:
             if record.names:
                 del self._tails[record.names[-1]]
-            record.names += names
-            record.labels += bytes([labels[name] for name in names])
+            record.extend(names, bytes([labels[name] for name in names]))
             self._tails[names[-1]] = record
             for name in names:
                 held.add(name)

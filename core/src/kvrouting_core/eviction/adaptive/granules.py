@@ -27,7 +27,7 @@ class GranuleRecord(NodeRecord):
     names: of the granules that end in the node, in path order; with `crumb` also of the incomplete one with which a
         path ended here.
     labels: one byte for each name, for the victim rule. rest_label: of a tail without a name, which is what remains of
-        a granule that was cut or split.
+        a granule that was cut or split. tail_label: of the last granule, or of what remains of it.
     accessed: the rule's time of the last admission that used the node, or of its load.
     is_named: whether the load of the node was told. had_child: whether the node ever had a child. branched: whether a
         path left here after that.
@@ -44,6 +44,7 @@ class GranuleRecord(NodeRecord):
         "names",
         "rest_label",
         "start",
+        "tail_label",
     )
 
     def __init__(self, owner: Any, pages: int) -> None:
@@ -54,6 +55,7 @@ class GranuleRecord(NodeRecord):
         self.labels = bytearray()
         self.crumb = False
         self.rest_label = 0
+        self.tail_label = 0
         self.accessed = 0
         self.is_named = False
         self.had_child = False
@@ -65,9 +67,17 @@ class GranuleRecord(NodeRecord):
             return self.names[-1]
         return None
 
-    def tail_label(self) -> int:
-        """Label of the last granule, or of what remains of it."""
-        return self.labels[-1] if self.labels else self.rest_label
+    def relabel(self, table: bytes) -> None:
+        """table: old label → new label."""
+        self.labels = self.labels.translate(table)
+        self.rest_label = table[self.rest_label]
+        self.tail_label = table[self.tail_label]
+
+    def extend(self, names: Sequence[int], labels: bytes) -> None:
+        """Names the next granules of the node, at least one."""
+        self.names += names
+        self.labels += labels
+        self.tail_label = labels[-1]
 
     def tail_pages(self, granule_pages: int) -> int:
         """Pages of the last granule that lie in the node, 1..granule_pages."""
@@ -86,6 +96,7 @@ class GranuleRecord(NodeRecord):
             lost.append((self.names.pop(), self.labels.pop()))
         if lost:
             self.rest_label = lost[-1][1]
+            self.tail_label = self.labels[-1] if self.labels else self.rest_label
         return lost
 
     def split_off(self, prefix_owner: Any, prefix_pages: int, granule_pages: int) -> GranuleRecord:
@@ -97,6 +108,7 @@ class GranuleRecord(NodeRecord):
         upper.names, self.names = self.names[:count], self.names[count:]
         upper.rest_label = self.labels[count] if count < len(self.labels) else self.rest_label
         upper.labels, self.labels = self.labels[:count], self.labels[count:]
+        upper.tail_label = upper.labels[-1] if upper.labels else upper.rest_label
         upper.accessed = self.accessed
         upper.is_named = self.is_named
         upper.had_child = True

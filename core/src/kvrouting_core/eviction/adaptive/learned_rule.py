@@ -78,15 +78,18 @@ class LearnedRule:
         if count > CANDIDATES:
             uniform = self._rng.random
             leaves = [leaves[int(uniform() * count)] for _ in range(CANDIDATES)]
+        try:
+            return self._lowest(leaves)
+        except IndexError:  # an empty table: no leaf of this class was drawn since the tables were made
+            for leaf in leaves:
+                if not self._tables[leaf.tail_label]:
+                    self._tables[leaf.tail_label] = self._table_of(leaf.tail_label)
+            return self._lowest(leaves)
+
+    def _lowest(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
         now, tables, log2 = self._now + 1, self._tables, math.log2
-        best, lowest = leaves[0], math.inf
-        for leaf in leaves:
-            label = leaf.labels[-1] if leaf.labels else leaf.rest_label
-            table = tables[label] or self._table_of(label)
-            value = table[int(log2(now - leaf.accessed) * _STEPS)]
-            if value < lowest:
-                best, lowest = leaf, value
-        return best
+        indices = [tables[leaf.tail_label][int(log2(now - leaf.accessed) * _STEPS)] for leaf in leaves]
+        return leaves[indices.index(min(indices))]
 
     def clear(self) -> None:
         self._ring.clear()
@@ -120,9 +123,7 @@ class LearnedRule:
     def _relabel(self, records: Sequence[GranuleRecord], shared: int) -> None:
         branching = max((place for place, record in enumerate(records) if record.branched), default=-1)
         for place, record in enumerate(records):
-            table = _AFTER_HIT[shared | (place <= branching)]
-            record.labels = record.labels.translate(table)
-            record.rest_label = table[record.rest_label]
+            record.relabel(_AFTER_HIT[shared | (place <= branching)])
 
     def _known(self, visit: Visit) -> int:
         """Leading granules that are cached, or were lately."""
@@ -178,11 +179,10 @@ class LearnedRule:
 
     def _rebuild_tables(self, *, clump: float) -> None:
         self._hazards = hazards.estimate(self._monitor.counts, self._monitor.ages, clump=clump)
-        self._tables: list[list[float] | None] = [None] * 256
+        self._tables: list[list[float]] = [[]] * 256
 
     def _table_of(self, label: int) -> list[float]:
-        """The index of a class at the ages of the grid, made when it is first asked for."""
+        """The index of a class at the ages of the grid."""
         found = self._hazards
         rates = next(found[key] for level in (3, 2, 1, 0) if (key := hazards.key_of(label, level)) in found)
-        table = self._tables[label] = self._grid.between(gittins.index_at_edges(rates, self._monitor.ages))
-        return table
+        return self._grid.between(gittins.index_at_edges(rates, self._monitor.ages))
