@@ -67,6 +67,12 @@ _ENTRIES: Mapping[str, _Entry] = {
         extra="calibrate",
         help="Fit a worker class to a router's recorded decisions.",
     ),
+    "evictions": _Entry(
+        module="kvrouting_simulator.eviction_study.command",
+        attribute="evictions",
+        extra="simulator",
+        help="Compare eviction policies on one cache, request after request.",
+    ),
     "demo": _Entry(
         module="kvrouting_simulator.demo.command",
         attribute="demo",
