@@ -27,10 +27,13 @@ class CommandError(AssertionError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Images:
-    """Where the cluster finds the images of this working tree. registry: put before the names; empty: nothing."""
+    """Where the cluster finds the images of this working tree. registry: put before the names; empty: nothing.
+    jaeger: full name of an image whose entry point is Jaeger 2; empty: there is none.
+    """
 
     registry: str = ""
     tag: str
+    jaeger: str = ""
 
     def of(self, name: str) -> str:
         """The full name of one image."""

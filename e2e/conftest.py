@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.cluster import Cluster
+from e2e.cluster import Cluster, eventually
 from e2e.pool import Pool, simulated_pool
 from e2e.tool_kit import ROOT, Choice, NoClusterError, choose, started
 
 CHART = str(ROOT / "helm/kvrouting")
 # Every test runs under the strictest of Kubernetes' own rules.
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+_LONGEST_S = 1500
 # What comes last: these change the release, and then remove it.
 _LAST = ("test_upgrade.py", "test_uninstall.py")
 
@@ -37,9 +38,10 @@ class Release:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of these tests need a cluster."""
+    """All of these tests need a cluster, and time: the first one's includes the cluster's start and the images."""
     for item in items:
         item.add_marker(pytest.mark.cluster)
+        item.add_marker(pytest.mark.timeout(_LONGEST_S))
     items.sort(key=lambda item: _LAST.index(item.path.name) if item.path.name in _LAST else -1)
 
 
@@ -81,6 +83,23 @@ def release(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with cluster.namespace(name, labels=RESTRICTED):
         cluster.helm("install", name, CHART, "--namespace", name, "--values", str(values), "--wait", "--timeout=180s")
         yield Release(cluster=cluster, name=name, namespace=name, values=values)
+
+
+@pytest.fixture(scope="session")
+def settled_pair(cluster: Cluster, release: Release) -> Iterator[Pool]:
+    """A pool for many tests: each start of processes takes its time on two cores."""
+    with cluster.namespace(f"e2e-{secrets.token_hex(4)}", labels=RESTRICTED) as namespace:
+        cluster.apply(simulated_pool("pair", namespace, replicas=2))
+        yield Pool(cluster=cluster, name="pair", namespace=namespace)
+
+
+@pytest.fixture
+def pair(settled_pair: Pool) -> Pool:
+    """A pool with two workers and one router, good when the test begins, whatever an earlier test has left."""
+    settled_pair.patch({"replicas": 2, "router": {"replicas": 1}})
+    settled_pair.wait_until_good(workers=2)
+    eventually("there is one router", lambda: len(settled_pair.pod_names("router")) == 1, patience_s=60)
+    return settled_pair
 
 
 @pytest.fixture

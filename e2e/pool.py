@@ -121,11 +121,12 @@ class Pool:
         return {names.get(w["worker"].split("/")[0], w["worker"]): w for w in page["workers"]}
 
 
-def chat(url: str, text: str, *, max_tokens: int = 8) -> tuple[int, Any]:
-    """Status and body of one chat request."""
+def chat(url: str, text: str, *, max_tokens: int = 8, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
+    """Status and body of one chat request. headers: further ones."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode())
-    request.add_header("Content-Type", "application/json")
+    for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
+        request.add_header(name, value)
     try:
         with urllib.request.urlopen(request, timeout=120) as response:
             return response.status, json.load(response)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
-from e2e.cluster import Cluster, Object, eventually
+from e2e.cluster import Object, eventually
 from e2e.conftest import Release
-from e2e.pool import READY_S, Pool, cached_tokens, chat, simulated_pool
+from e2e.pool import READY_S, Pool, cached_tokens, chat
 from e2e.streams import steady_load
 
+# A text of its own in each module: they share a pool.
 _TEXT = "Once upon a time there was a prefix that many requests had in common. " * 12
 # From its first word to the last worker's snapshot: what a router may take to know every cache again.
 WARM_S = 5.0
@@ -19,10 +20,8 @@ def _kill(pool: Pool, pod: str) -> None:
     pool.kubectl("delete", "pod", pod, "--force", "--grace-period=0")
 
 
-def test_a_killed_worker_fails_no_new_request_and_is_replaced(cluster: Cluster, namespace: str) -> None:
-    pool = Pool(cluster=cluster, name="p", namespace=namespace)
-    cluster.apply(simulated_pool(pool.name, namespace, replicas=2))
-    pool.wait_until_good(workers=2)
+def test_a_killed_worker_fails_no_new_request_and_is_replaced(pair: Pool) -> None:
+    pool = pair
     victim = min(pool.pod_names("worker"))
 
     with pool.router() as url:
@@ -38,10 +37,8 @@ def test_a_killed_worker_fails_no_new_request_and_is_replaced(cluster: Cluster, 
     assert victim not in {worker["pod"] for worker in body["status"]["workers"]}
 
 
-def test_a_killed_router_is_warm_again_within_seconds_of_its_start(cluster: Cluster, namespace: str) -> None:
-    pool = Pool(cluster=cluster, name="p", namespace=namespace)
-    cluster.apply(simulated_pool(pool.name, namespace, replicas=2))
-    pool.wait_until_good(workers=2)
+def test_a_killed_router_is_warm_again_within_seconds_of_its_start(pair: Pool) -> None:
+    pool = pair
     with pool.router() as url:
         assert chat(url, _TEXT)[0] == 200
     (victim,) = pool.pod_names("router")
@@ -75,12 +72,8 @@ def _lines(pool: Pool, pod: str, event: str) -> list[Object]:
     return [line for line in lines if line["event"] == event]
 
 
-async def test_an_operator_killed_in_the_middle_of_a_change_finishes_it(
-    cluster: Cluster, release: Release, namespace: str
-) -> None:
-    pool = Pool(cluster=cluster, name="p", namespace=namespace)
-    cluster.apply(simulated_pool(pool.name, namespace, replicas=2))
-    pool.wait_until_good(workers=2)
+async def test_an_operator_killed_in_the_middle_of_a_change_finishes_it(pair: Pool, release: Release) -> None:
+    pool = pair
     before = pool.pod_names("worker")
 
     with pool.router() as url:
@@ -93,12 +86,12 @@ async def test_an_operator_killed_in_the_middle_of_a_change_finishes_it(
     assert not before & pool.pod_names("worker")
     for pod in pool.pods("worker"):
         (engine,) = (c for c in pod["spec"]["containers"] if c["name"] == "engine")
-        assert "--own-answer-tokens=64" in engine["args"]
+        assert "--own-answer-tokens=65" in engine["args"]
 
 
 def _change_and_kill_operator(pool: Pool, release: Release, before: set[str]) -> None:
     """While the first worker leaves, the operator is killed; what is left of the change comes when it is away."""
-    pool.patch({"engine": {"args": ["--own-answer-tokens=64"]}})
+    pool.patch({"engine": {"args": ["--own-answer-tokens=65"]}})
     eventually("a worker leaves", lambda: before - pool.pod_names("worker"), patience_s=30)
     release.cluster.kubectl(
         *("--namespace", release.namespace, "delete", "pod", "--force", "--grace-period=0"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from e2e.cluster import Cluster, Object, eventually
-from e2e.pool import Pool, simulated_pool
+from e2e.pool import Pool
 
 _TRY = (
     "import socket, sys\n"
@@ -43,12 +43,11 @@ def _tried(pool: Pool, pod: str, container: str, targets: list[str]) -> dict[str
     return dict(line.split(" ", 1) for line in said.split("\n") if line)
 
 
-def test_a_foreign_pod_reaches_the_router_and_nothing_behind_it(cluster: Cluster, namespace: str) -> None:
-    pool = Pool(cluster=cluster, name="p", namespace=namespace)
-    cluster.apply(simulated_pool(pool.name, namespace, replicas=1), _foreign_pod(cluster, namespace))
-    pool.wait_until_good(workers=1)
-    pool.kubectl("wait", "pod/foreign", "--for=condition=Ready", "--timeout=60s")
-    (router,), (worker,) = pool.pods("router"), pool.pods("worker")
+def test_a_foreign_pod_reaches_the_router_and_nothing_behind_it(pair: Pool) -> None:
+    pool = pair
+    pool.cluster.apply(_foreign_pod(pool.cluster, pool.namespace))
+    pool.kubectl("wait", "pod/foreign", "--for=condition=Ready", "--timeout=120s")
+    (router,), worker = pool.pods("router"), pool.pods("worker")[0]
     to_worker = [f"{worker['status']['podIP']}:{port}" for port in (30000, 9400)]
     to_router = [f"{router['status']['podIP']}:{port}" for port in (8080, 9090)]
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from e2e.cluster import Cluster
-from e2e.pool import Pool, simulated_pool
+from e2e.pool import Pool
 from e2e.streams import steady_load
 
 
-async def test_new_engine_arguments_roll_out_without_a_failed_request(cluster: Cluster, namespace: str) -> None:
-    pool = Pool(cluster=cluster, name="p", namespace=namespace)
-    cluster.apply(simulated_pool(pool.name, namespace, replicas=2))
-    pool.wait_until_good(workers=2)
+async def test_new_engine_arguments_roll_out_without_a_failed_request(pair: Pool) -> None:
+    pool = pair
     before, routers = pool.pod_names("worker"), pool.pod_names("router")
 
     with pool.router() as url:

@@ -13,11 +13,9 @@ STREAMS = 20
 TOKENS = 600
 
 
-async def test_workers_go_without_cutting_a_stream_and_the_coldest_goes_first(cluster: Cluster, namespace: str) -> None:
-    pool = Pool(cluster=cluster, name="p", namespace=namespace)
-    cluster.apply(simulated_pool(pool.name, namespace, replicas=2))
-    pool.wait_until_good(workers=2)
-    pool.kubectl("scale", "kvp/p", "--replicas=3")
+async def test_workers_go_without_cutting_a_stream_and_the_coldest_goes_first(pair: Pool) -> None:
+    pool = pair
+    pool.kubectl("scale", f"kvp/{pool.name}", "--replicas=3")
     body = pool.wait_until_good(workers=3)
     assert body["spec"]["replicas"] == body["status"]["replicas"] == 3
 

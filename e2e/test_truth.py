@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.cluster import Cluster, CommandError, condition
-from e2e.pool import Pool, simulated_pool
+from e2e.pool import Pool, chat, simulated_pool
 
 
 def test_engines_without_what_the_pool_needs_are_never_ready(cluster: Cluster, namespace: str) -> None:
@@ -22,6 +22,13 @@ def test_engines_without_what_the_pool_needs_are_never_ready(cluster: Cluster, n
     for pool in pools.values():
         assert condition(pool.body(), "Ready")["status"] == "False"
         assert pool.body()["status"].get("readyReplicas", 0) == 0
+    # Routers know these workers, and send them nothing.
+    for name in ("plain", "other"):
+        with pools[name].router() as url:
+            (believed,) = pools[name].believed_workers(url).values()
+            assert (believed["state"], "does not prove" in believed["reason"]) == ("suspect", True)
+            status, answer = chat(url, "is anybody there?")
+            assert status == 503, answer
 
 
 def test_a_bad_spec_is_refused_with_the_reason(cluster: Cluster, namespace: str) -> None:

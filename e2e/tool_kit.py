@@ -18,6 +18,7 @@ KIT = ROOT.parent / "shared" / "k8s" / "cluster"
 IMAGES = ("operator", "router", "sidecar", "engine-simulated", "sglang-plugin")
 # Another tag than any release's: what is tested is this working tree and nothing that was pulled.
 _TAG = "e2e"
+_JAEGER = f"kvrouting-e2e/jaeger:{_TAG}"
 _BUILD_S = 900.0
 _START_S = 600.0
 
@@ -68,7 +69,7 @@ def started(choice: Choice) -> Iterator[Cluster]:
         yield Cluster(
             kubeconfig=choice.kubeconfig,
             path=os.environ["PATH"],
-            images=Images(registry=registry, tag=tag),
+            images=Images(registry=registry, tag=tag, jaeger=os.environ.get("KVROUTING_E2E_JAEGER_IMAGE", "")),
             origin=str(choice),
         )
     elif choice.kit is not None:
@@ -89,16 +90,25 @@ def _kit_cluster(kit: Path, origin: str) -> Iterator[Cluster]:
         for image in IMAGES:
             command = ["build", str(ROOT / "images/Dockerfile"), str(ROOT), f"kvrouting/{image}:{_TAG}"]
             _kit(kit, [*command, "--target", image], env, _BUILD_S)
-        tools = _kit(kit, ["unpack"], env, _START_S).strip()
+        tools = Path(_kit(kit, ["unpack"], env, _START_S).strip())
+        _load_jaeger(kit, tools, folder / "jaeger", env)
         yield Cluster(
             kubeconfig=kubeconfig,
             path=f"{tools}:{os.environ['PATH']}",
-            images=Images(tag=_TAG),
+            images=Images(tag=_TAG, jaeger=_JAEGER),
             origin=origin,
         )
     finally:
         _kit(kit, ["down"], env, _START_S)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load_jaeger(kit: Path, tools: Path, root: Path, env: dict[str, str]) -> None:
+    """An image with the one file that Jaeger is."""
+    root.mkdir()
+    shutil.copy(tools / "jaeger", root)
+    _kit(kit, ["image", str(root), _JAEGER, "--entrypoint", "/jaeger"], env, _START_S)
+    shutil.rmtree(root)
 
 
 def _kit(kit: Path, arguments: Sequence[str], env: dict[str, str], limit_s: float) -> str:
