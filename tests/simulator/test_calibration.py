@@ -22,7 +22,7 @@ from kvrouting_simulator.calibration import (
     observed_records,
     read_decisions,
 )
-from kvrouting_simulator.calibration.calibrate import decode_error, prefill_error
+from kvrouting_simulator.calibration.class_fit import decode_error, prefill_error
 from kvrouting_simulator.calibration.command import calibrate_command
 from kvrouting_simulator.calibration.observations import DecisionsError
 from kvrouting_simulator.calibration.prefill_batches import Start, prefill_batches

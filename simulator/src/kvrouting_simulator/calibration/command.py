@@ -13,7 +13,7 @@ from rich.table import Table
 
 from kvrouting_core.class_file import COEFFICIENTS, ClassFileError, MeasuredClass
 from kvrouting_core.service_time import WORKER_CLASSES, StepTimes
-from kvrouting_simulator.calibration.calibrate import (
+from kvrouting_simulator.calibration.class_fit import (
     Calibration,
     CalibrationError,
     calibrate,

@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 # Iteratively reweighted least squares, each step with scikit-learn's non-negative least squares (its HuberRegressor
 # knows no bounds): first towards the least absolute deviations, which gross outliers do not move, then with Tukey's
 # bisquare at its usual width, which gives them no weight at all and is nearly as good as least squares without them.
-_ABSOLUTE_STEPS = 10
+_ABSOLUTE_STEPS = 20
 _BISQUARE_STEPS = 10
 _BISQUARE_WIDTH = 4.685
 _TO_STANDARD_DEVIATION = 1.4826  # of the median absolute deviation of normal errors

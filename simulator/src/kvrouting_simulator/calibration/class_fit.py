@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 FEWEST_ROWS = 30
 _LEAST_SPREAD = 2.0
 _FLOORS = 12
+_HIGHEST_FLOOR = 0.5  # quantile of the batches' new tokens: enough must be left above it to tell the slope
 _STEPS_THAT_COUNT = 50
 
 
@@ -145,7 +146,7 @@ def _fit_prefill(batches: Sequence[PrefillBatch], *, seed: int) -> _PrefillFit:
     def design(floor: float) -> Floats:
         return np.column_stack([np.ones(len(new)), np.maximum(floor, new), pairs])
 
-    candidates = [0.0, *np.unique(np.quantile(new, np.linspace(0, 0.8, _FLOORS)))]
+    candidates = [0.0, *np.unique(np.quantile(new, np.linspace(0, _HIGHEST_FLOOR, _FLOORS)))]
     floor = min(candidates, key=lambda tokens: robust_loss(design(tokens), target, weights))
     fit = robust_fit(design(floor), target, weights, seed=seed)
     return _prefill_fit(fit, floor=float(floor))
