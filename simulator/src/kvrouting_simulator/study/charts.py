@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from kvrouting_simulator.report.plots import STYLE
 from kvrouting_simulator.study.definition import Axis, Point
@@ -72,7 +73,9 @@ def _lines(axes: Axes, evidence: Evidence, panel: Mapping[str, str], figure: str
         )
     axes.set_xticks(places, [point.label for point in x.points])
     axes.set_xlabel(f"{x.name} [{x.unit}]" if x.unit else x.name)
-    _value_scale(axes, figure, vertical=True)
+    axes.set_ylabel(FIGURES[figure].heading)
+    if FIGURES[figure].unit == "s":
+        _log_scale(axes)
 
 
 def _positions(axis: Axis) -> list[float]:
@@ -95,18 +98,12 @@ def _bars(axes: Axes, evidence: Evidence, panel: Mapping[str, str], figure: str)
             axes.barh(number, spread.mean, xerr=spread.sd, color=_COLOURS[number % len(_COLOURS)], height=0.7)
     axes.set_yticks(range(len(points)), [point.label for point in points], fontsize=8)
     axes.invert_yaxis()
-    _value_scale(axes, figure, vertical=False)
+    axes.set_xlabel(FIGURES[figure].heading)
 
 
-def _value_scale(axes: Axes, figure: str, *, vertical: bool) -> None:
-    """Times on a log scale: policies differ by factors."""
-    shown = FIGURES[figure]
-    log = shown.unit == "s"
-    if vertical:
-        axes.set_ylabel(shown.heading)
-        if log:
-            axes.set_yscale("log")
-    else:
-        axes.set_xlabel(shown.heading)
-        if log:
-            axes.set_xscale("log")
+def _log_scale(axes: Axes) -> None:
+    """Times of policies differ by factors; marks at 1, 2 and 5 as plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, _position: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
