@@ -38,6 +38,7 @@ _SCHEDULER_OPTIONS = ("max_running_requests", "prefill_decode_interval", "mixed_
 @click.option("--set", "settings", multiple=True, callback=named_values, metavar="NAME=VALUE", help="Of the workload.")
 @click.option("--policy", "policies", type=click.Choice(POLICY_NAMES), multiple=True, help="Repeat to compare.")
 @click.option("--parameter", multiple=True, callback=named_values, metavar="NAME=VALUE", help="Of the policy.")
+@click.option("--routers", type=click.IntRange(min=1), help="How many share the requests.  [default: 1]")
 @click.option("--workers", type=click.IntRange(min=1), help="How many.  [default: 4]")
 @click.option("--worker-class", type=click.Choice(list(WORKER_CLASSES)), help="[default: L40]")
 @click.option("--capacity-tokens", type=click.IntRange(min=1), help="[default: of the worker class]")
@@ -99,8 +100,7 @@ def _changed(base: Mapping[str, Any], options: Mapping[str, Any], parameter: Map
         scheduler = {name: given[name] for name in _SCHEDULER_OPTIONS if name in given}
         if scheduler:
             worker["scheduler"] = {**worker.get("scheduler", {}), **scheduler}
-    if "seed" in given:
-        values["seed"] = given["seed"]
+    values.update({name: given[name] for name in ("seed", "routers") if name in given})
     if "goodput_ttft" in given:
         values["goodput_ttft_ms"] = given["goodput_ttft"]
     if parameter:

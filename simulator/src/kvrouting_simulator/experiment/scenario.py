@@ -19,7 +19,7 @@ from kvrouting_simulator.workloads import WorkloadSpec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSpec:
     """One worker. capacity_tokens None: what its class holds. slow_factor: its steps take so many times as long from
-    slow_from_ms on.
+    slow_from_ms on. told_class: what it says of itself, right or wrong; None: the truth.
     """
 
     worker_class: str = "L40"
@@ -29,9 +29,12 @@ class WorkerSpec:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     slow_from_ms: float = 0.0
     slow_factor: float = 1.0
+    told_class: str | None = None
 
     def __post_init__(self) -> None:
         worker_class(self.worker_class)
+        if self.told_class is not None:
+            worker_class(self.told_class)
         checked_page_size(self.page_size)
         if self.capacity_tokens is not None:
             at_least(self.page_size, "capacity_tokens", self.capacity_tokens)
@@ -87,6 +90,7 @@ class Scenario:
     """One run.
 
     policy, policy_parameters: as `build_policy` takes them. block_tokens: routing block.
+    routers: how many share the requests, each with a policy of its own.
     seed: order and arrivals of the workload, evictions, the policy's ties.
     tie_seed: of the policy's ties alone; None: they follow from `seed` too.
     max_attempts: how often the router sends one request before it gives up.
@@ -100,6 +104,7 @@ class Scenario:
     policy: str = "lbgr"
     policy_parameters: Mapping[str, object] = field(default_factory=dict)
     name: str = ""
+    routers: int = 1
     block_tokens: int = 64
     seed: int = 1
     tie_seed: int | None = None
@@ -116,6 +121,7 @@ class Scenario:
             raise ValueError("workers is empty: a pool has at least one")
         routing_block_size(self.block_tokens)
         at_least(0, "seed", self.seed)
+        at_least(1, "routers", self.routers)
         at_least(1, "max_attempts", self.max_attempts)
         at_least(0, "resubmissions", self.resubmissions)
         if self.goodput_ttft_ms is not None:

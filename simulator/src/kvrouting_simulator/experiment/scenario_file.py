@@ -40,7 +40,17 @@ from kvrouting_simulator.workloads import build_workload
 
 _Section = TypeVar("_Section")
 _SECTIONS = ("workload", "workers", "delays", "limits", "failures", "policy_parameters")
-_PLAIN = ("name", "policy", "block_tokens", "seed", "tie_seed", "max_attempts", "resubmissions", "goodput_ttft_ms")
+_PLAIN = (
+    "name",
+    "policy",
+    "routers",
+    "block_tokens",
+    "seed",
+    "tie_seed",
+    "max_attempts",
+    "resubmissions",
+    "goodput_ttft_ms",
+)
 
 
 class ScenarioError(ValueError):

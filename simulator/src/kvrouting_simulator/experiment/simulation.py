@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kvrouting_core.blocks import Namespace
+from kvrouting_core.blocks import ChainHasher, Namespace
 from kvrouting_core.deltas import Delta
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.prefix_index import PrefixIndex
@@ -25,6 +25,7 @@ from kvrouting_simulator.experiment.clock import VirtualClock
 from kvrouting_simulator.experiment.index_feed import block_hasher
 from kvrouting_simulator.experiment.passage import Passage
 from kvrouting_simulator.experiment.router import SimulatedRouter
+from kvrouting_simulator.experiment.router_group import RouterGroup
 from kvrouting_simulator.experiment.scenario import Failure, Scenario
 from kvrouting_simulator.experiment.worker import EngineParts, SimulatedWorker, StepResult
 from kvrouting_simulator.report import PoolMark, RequestRecord, summarise
@@ -58,18 +59,24 @@ def simulate(scenario: Scenario) -> Run:
 
     Raises: ValueError for an unknown policy or parameter; PolicyStuckError.
     """
-    index = PrefixIndex()
-    return run_of(scenario, Simulation(scenario, policy=policy_of(scenario, index), index=index).run())
+    indices = [PrefixIndex() for _ in range(scenario.routers)]
+    policy, *others = (policy_of(scenario, index, number=number) for number, index in enumerate(indices))
+    further = tuple(zip(others, indices[1:], strict=True))
+    return run_of(scenario, Simulation(scenario, policy=policy, index=indices[0], further=further).run())
 
 
-def policy_of(scenario: Scenario, index: PrefixIndex) -> Policy:
-    """The policy that the scenario names, on an index. Raises: ValueError for an unknown policy or parameter."""
+def policy_of(scenario: Scenario, index: PrefixIndex, *, number: int = 0) -> Policy:
+    """The policy that the scenario names, on an index. number: of its router, from 0.
+
+    Raises: ValueError for an unknown policy or parameter.
+    """
+    seed = scenario.seed if scenario.tie_seed is None else scenario.tie_seed
     return build_policy(
         scenario.policy,
         scenario.policy_parameters,
         cache=index,
         block_size_tokens=scenario.block_tokens,
-        rng=random.Random(f"{scenario.seed if scenario.tie_seed is None else scenario.tie_seed}/policy"),
+        rng=random.Random(f"{seed}/policy/{number}" if number else f"{seed}/policy"),
         limits=scenario.limits,
     )
 
@@ -93,7 +100,8 @@ def run_of(scenario: Scenario, result: SimulationResult) -> Run:
 class Simulation:
     """A scenario with a policy that is given. cache view of the policy: `index`.
 
-    parts: what the engines are made of. on_dispatch: told of each request that the router sends, with its worker.
+    further: policies of further routers before the same workers, each with its index, and each with its share of the
+    requests. parts: what the engines are made of. on_dispatch: told of each request that is sent, with its worker.
     """
 
     def __init__(
@@ -102,6 +110,7 @@ class Simulation:
         *,
         policy: Policy,
         index: PrefixIndex,
+        further: Sequence[tuple[Policy, PrefixIndex]] = (),
         parts: EngineParts | None = None,
         on_dispatch: Callable[[WorkerId, ReadyRequest], None] | None = None,
     ) -> None:
@@ -112,17 +121,8 @@ class Simulation:
         blocks = block_hasher(scenario.block_tokens)
         answers = SeededAnswers(seed=scenario.seed, vocabulary_size=VOCABULARY_SIZE)
         self._client = scenario.workload.client(seed=scenario.seed)
-        self._router = SimulatedRouter(
-            policy=policy,
-            index=index,
-            clock=self._clock,
-            blocks=blocks,
-            namespace=NAMESPACE,
-            max_attempts=scenario.max_attempts,
-            resubmissions=scenario.resubmissions,
-            send=self._send,
-            on_end=self._ended,
-        )
+        routers = [self._make_router(*each, blocks) for each in ((policy, index), *further)]
+        self._router = routers[0] if len(routers) == 1 else RouterGroup(routers)
         self._workers = {
             worker: SimulatedWorker(
                 worker=worker,
@@ -143,6 +143,20 @@ class Simulation:
         self._marks: list[PoolMark] = []
         self._reported: dict[WorkerId, EngineLoad] = {}
         self._quiet_reports = 0  # the latest ones in a row that told nothing new
+
+    def _make_router(self, policy: Policy, index: PrefixIndex, blocks: ChainHasher) -> SimulatedRouter:
+        scenario = self._scenario
+        return SimulatedRouter(
+            policy=policy,
+            index=index,
+            clock=self._clock,
+            blocks=blocks,
+            namespace=NAMESPACE,
+            max_attempts=scenario.max_attempts,
+            resubmissions=scenario.resubmissions,
+            send=self._send,
+            on_end=self._ended,
+        )
 
     def run(self) -> SimulationResult:
         """From the first request to the last end. Raises: PolicyStuckError."""

@@ -90,7 +90,7 @@ class SimulatedWorker:
         """What it says of itself when it joins."""
         return WorkerProfile(
             worker=self.worker,
-            worker_class=self.spec.worker_class,
+            worker_class=self.spec.told_class or self.spec.worker_class,
             capacity_tokens=self.spec.tokens,
             page_size_tokens=self.spec.page_size,
             scheduler=self.spec.scheduler,
