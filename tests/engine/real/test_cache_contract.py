@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,6 +188,36 @@ def test_victims_are_those_of_cores_cache_for_the_same_coins_and_history(policy:
         if number % 5 == 0:
             assert _real_paths(real, page_size) == _core_pages(core, page_size)
     assert real.tree_core.evicted_tokens > 2 * capacity
+
+
+RANK = """
+import random, sys
+from tests.engine.real.caches import policy_cache, serve
+from tests.engine.real.mirrors import digest, real_pages
+cache = policy_cache(capacity=4000, page_size=1, policy=sys.argv[1], seed=3)
+rng = random.Random(4)
+heads = [[rng.randrange(5000) for _ in range(100)] for _ in range(60)]
+for _ in range(300):
+    serve(cache, heads[int(rng.random() ** 2 * 60)] + [rng.randrange(5000) for _ in range(rng.randrange(100))])
+print(digest(real_pages(cache)), cache.tree_core.evicted_tokens)
+"""
+
+
+@TAILS
+def test_ranks_of_one_engine_evict_alike_whatever_their_hash_seeds(policy: str) -> None:
+    """As tensor-parallel ranks do: processes of their own that get the same requests and the same seed."""
+    told = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", RANK, policy],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[3])},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()[-1]
+        for hash_seed in ("1", "2")
+    }
+    assert len(told) == 1
+    assert int(told.pop().split()[1]) > 4000
 
 
 @TAILS
