@@ -43,7 +43,9 @@ def _tried(pool: Pool, pod: str, container: str, targets: list[str]) -> dict[str
     return dict(line.split(" ", 1) for line in said.split("\n") if line)
 
 
-def test_a_foreign_pod_reaches_the_router_and_nothing_behind_it(pair: Pool) -> None:
+def test_a_foreign_pod_reaches_nothing_behind_the_router_but_metrics_where_the_pool_allows_it(
+    pair: Pool,
+) -> None:
     pool = pair
     pool.cluster.apply(_foreign_pod(pool.cluster, pool.namespace))
     pool.kubectl("wait", "pod/foreign", "--for=condition=Ready", "--timeout=120s")
@@ -57,6 +59,14 @@ def test_a_foreign_pod_reaches_the_router_and_nothing_behind_it(pair: Pool) -> N
         lambda: _tried(pool, "foreign", "client", [*to_worker, *to_router]) == closed,
         patience_s=30,
     )
+    # Prometheus is let in to the page of metrics, and to nothing that takes prompts.
+    pool.patch({"monitoring": {"namespaces": [pool.namespace]}})
+    eventually(
+        "the sidecar's page opens to the namespace that the pool names",
+        lambda: _tried(pool, "foreign", "client", to_worker) == {"30000": "closed", "9400": "open"},
+        patience_s=60,
+    )
+    pool.patch({"monitoring": None})
     # The same ports are open to those that need them.
     assert _tried(pool, router["metadata"]["name"], "router", to_worker) == {"30000": "open", "9400": "open"}
     assert _tried(pool, worker["metadata"]["name"], "sidecar", to_router) == {"8080": "open", "9090": "open"}

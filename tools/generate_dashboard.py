@@ -154,6 +154,34 @@ ROWS: dict[str, Sequence[Panel]] = {
             "Yes for long: another tokenizer, chat template or page size than the router's.",
         ),
     ),
+    "Eviction (rlt-adaptive alone)": (
+        Panel(
+            "Tokens loaded by the cache and by RLT",
+            "short",
+            {
+                "own": _rate(f"{_S}_eviction_own_loaded_tokens_total"),
+                "RLT would have": _rate(f"{_S}_eviction_ghost_loaded_tokens_total"),
+            },
+            "Prompt tokens that were not cached, and those that a cache under RLT would not have had.",
+        ),
+        Panel(
+            "Distance to the limit of safe mode",
+            "percentunit",
+            {
+                "{{pod}} rank {{rank}}": (
+                    f"max by (pod, rank) ({_S}_eviction_phi_tokens{{{_SCOPE}}}"
+                    f" / {_S}_eviction_phi_limit_tokens{{{_SCOPE}}})"
+                )
+            },
+            "Below 0: ahead of RLT. At 1 safe mode begins.",
+        ),
+        Panel(
+            "Safe mode",
+            "bool_yes_no",
+            {"{{pod}} rank {{rank}}": _now(f"{_S}_eviction_safe_mode", "pod, rank")},
+            "Yes: what RLT would hold is not evicted until the debt is paid.",
+        ),
+    ),
     "Engines": (
         Panel(
             "Running requests",
@@ -219,7 +247,7 @@ def _graph(panel: Panel, number: int, at: dict[str, int]) -> dict[str, Any]:
         "description": panel.description,
         "datasource": _SOURCE,
         "gridPos": {**at, "w": _PANEL_WIDTH, "h": _PANEL_HEIGHT},
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
         "targets": [
             {"refId": chr(ord("A") + i), "datasource": _SOURCE, "expr": expression, "legendFormat": legend}
             for i, (legend, expression) in enumerate(panel.queries.items())

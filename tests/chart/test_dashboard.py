@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator
 
 import aiohttp
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvrouting_sidecar.metrics import build_registry
 from kvrouting_sidecar.process import pages_of
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_router import FakeRouter
@@ -61,12 +63,17 @@ async def _sidecar_page() -> str:
         aiohttp.ClientSession() as client,
     ):
         await eventually(lambda: router.blocks() is not None)
+        engine.eviction_figures = {
+            "policy": "rlt-adaptive", "evicted_tokens": 1, "phi_tokens": 1, "phi_limit_tokens": 1,
+            "phi_bound_tokens": 1, "safe_mode": False, "safe_entries": 0, "own_loaded_tokens": 1, "ghost_loaded_tokens": 1,
+        }  # fmt: skip
 
         def heard() -> bool:
             engine.ranks[0].report_load()
             return sidecar.ranks[0].vitals().load is not None
 
         await eventually(heard)
+        await eventually(lambda: "phi_tokens" in generate_latest(build_registry(sidecar)).decode())
         async with client.get(f"http://127.0.0.1:{port}/metrics") as answer:
             return await answer.text()
 

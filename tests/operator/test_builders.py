@@ -188,6 +188,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "tracing.endpoint": ("http://b:4317", {"tracing": {"endpoint": "http://a:4317"}}),
     "tracing.sampling": (0.5, {"tracing": {"endpoint": "http://a:4317"}}),
     "tracing.engine": (True, {"tracing": {"endpoint": "http://a:4317"}}),
+    "monitoring.namespaces": (["observability"], {}),
     "drain.timeoutSeconds": (10, {}),
     "rollout.maxSurge": (1, {}),
     "rollout.maxUnavailable": (2, {}),
@@ -197,7 +198,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
 TRIGGER = "rollout.trigger"
 # Changes that replace no pod, and those that replace pods of one kind only.
 NO_PODS = {"replicas", "router.replicas", "router.service.type", "router.service.port", "router.service.nodePort",
-           "router.service.annotations", "rollout.maxSurge", "rollout.maxUnavailable"}  # fmt: skip
+           "router.service.annotations", "monitoring.namespaces", "rollout.maxSurge",
+           "rollout.maxUnavailable"}  # fmt: skip
 ROUTERS_ONLY = {"router.image", "router.imagePullPolicy", "router.policy.name", "router.policy.parameters",
 "router.args", "router.resources.requests", "router.resources.limits", "router.apiKeysSecret.name",
                 "router.apiKeysSecret.key", "router.podTemplate", "tracing.endpoint", "tracing.sampling"}  # fmt: skip
@@ -401,6 +403,14 @@ def test_only_the_pools_own_pods_reach_engine_sidecar_and_grpc() -> None:
     assert "from" not in http
     assert [port["port"] for port in grpc["ports"]] == [9090]
     assert grpc["from"][0]["podSelector"]["matchLabels"] == {POOL_LABEL: "llama", COMPONENT_LABEL: "worker"}
+
+
+def test_prometheus_reaches_the_sidecars_page_and_no_port_that_takes_prompts() -> None:
+    objects = objects_of(spec_of(monitoring={"namespaces": ["observability"]}))
+    _, rule = objects["NetworkPolicy", "llama-worker"]["spec"]["ingress"]
+    assert [port["port"] for port in rule["ports"]] == [9400]
+    (source,) = rule["from"]
+    assert source == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}
 
 
 def test_no_pod_gets_a_token_of_the_api_server() -> None:

@@ -53,7 +53,7 @@ def plan(spec: PoolSpec, observed: Observed, *, keys: PoolKeys, images: Images) 
     objects = [
         service_account(pool, WORKER),
         service_account(pool, ROUTER),
-        worker_network_policy(pool),
+        worker_network_policy(pool, spec.monitoring.namespaces),
         router_network_policy(pool),
         disruption_budget(pool, WORKER, max_unavailable=spec.rollout.max_unavailable),
         disruption_budget(pool, ROUTER, max_unavailable=1),

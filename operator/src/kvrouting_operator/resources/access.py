@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvrouting_operator.pool import Object, PoolIdentity
 from kvrouting_operator.resources.names import (
     ENGINE_PORT,
@@ -71,9 +73,20 @@ def _pods(pool: PoolIdentity, component: str) -> list[Object]:
     return [{"podSelector": {"matchLabels": selector_labels(pool.name, component)}}]
 
 
-def worker_network_policy(pool: PoolIdentity) -> Object:
-    """Only the pool's routers reach engine and sidecar (and the node's kubelet, which no policy stops)."""
-    return _network_policy(pool, WORKER, [{"from": _pods(pool, ROUTER), "ports": _tcp(ENGINE_PORT, SIDECAR_PORT)}])
+def worker_network_policy(pool: PoolIdentity, monitoring: Sequence[str] = ()) -> Object:
+    """Only the pool's routers reach engine and sidecar (and the node's kubelet, which no policy stops).
+
+    monitoring: namespaces whose pods may reach the sidecar as well, for its metrics.
+    """
+    ingress = [{"from": _pods(pool, ROUTER), "ports": _tcp(ENGINE_PORT, SIDECAR_PORT)}]
+    if monitoring:
+        ingress.append({"from": [_namespace(name) for name in monitoring], "ports": _tcp(SIDECAR_PORT)})
+    return _network_policy(pool, WORKER, ingress)
+
+
+def _namespace(name: str) -> Object:
+    """All pods of a namespace, by the label that every API server sets."""
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
 
 
 def router_network_policy(pool: PoolIdentity) -> Object:

@@ -40,6 +40,7 @@ NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 INT_OR_STRING = {"x-kubernetes-int-or-string": True}
 Quantity: TypeAlias = Annotated[int | str, Meta(extra_json_schema={**INT_OR_STRING, "pattern": QUANTITY_PATTERN})]
 ObjectName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN, max_length=253)]
+NamespaceName: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 Image: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
 Argument: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Path: TypeAlias = Annotated[str, Meta(pattern="^/.*", max_length=1024)]

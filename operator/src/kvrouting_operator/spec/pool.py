@@ -10,7 +10,7 @@ from msgspec import Meta
 from kvrouting_operator.spec.engine import EngineSpec
 from kvrouting_operator.spec.gpu import GpuSpec
 from kvrouting_operator.spec.model import ModelSpec
-from kvrouting_operator.spec.part import INT_OR_STRING, Image, Part, Rule
+from kvrouting_operator.spec.part import INT_OR_STRING, Image, NamespaceName, Part, Rule
 from kvrouting_operator.spec.router import RouterSpec
 from kvrouting_operator.spec.workload import PullPolicy, Resources
 
@@ -49,6 +49,19 @@ class TracingSpec(Part, frozen=True, kw_only=True):
         float, Meta(description="Part of the requests that is traced; a caller's own decision goes first.", ge=0, le=1)
     ] = 1.0
     engine: Annotated[bool, Meta(description="Whether the engines send spans as well.")] = False
+
+
+class MonitoringSpec(Part, frozen=True, kw_only=True):
+    """Who may read the workers' metrics. The routers' are on their HTTP port, which is open to all."""
+
+    namespaces: Annotated[
+        tuple[NamespaceName, ...],
+        Meta(
+            description="Namespaces whose pods may reach the sidecars' HTTP port, where /metrics is: that of "
+            "Prometheus. The engines' own port stays closed, as whoever reaches it can send prompts.",
+            max_length=16,
+        ),
+    ] = ()
 
 
 class DrainSpec(Part, frozen=True, kw_only=True):
@@ -151,6 +164,9 @@ class PoolSpec(Part, frozen=True, kw_only=True):
         default_factory=RouterSpec
     )
     tracing: Annotated[TracingSpec | None, Meta(description="Traces; absent: none.")] = None
+    monitoring: Annotated[MonitoringSpec, Meta(description="Who may read the workers' metrics.")] = msgspec.field(
+        default_factory=MonitoringSpec
+    )
     drain: Annotated[DrainSpec, Meta(description="What happens to requests under way when a pod leaves.")] = (
         msgspec.field(default_factory=DrainSpec)
     )
