@@ -65,7 +65,8 @@ async def _sidecar_page() -> str:
         await eventually(lambda: router.blocks() is not None)
         engine.eviction_figures = {
             "policy": "rlt-adaptive", "evicted_tokens": 1, "phi_tokens": 1, "phi_limit_tokens": 1,
-            "phi_bound_tokens": 1, "safe_mode": False, "safe_entries": 0, "own_loaded_tokens": 1, "ghost_loaded_tokens": 1,
+            "phi_bound_tokens": 1, "safe_mode": False, "safe_entries": 0, "own_loaded_tokens": 1,
+            "ghost_loaded_tokens": 1,
         }  # fmt: skip
 
         def heard() -> bool:
