@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from kvrouting_sidecar.settings import EndpointOverrides
+from kvrouting_sidecar.sidecar import Sidecar
 from kvrouting_sidecar.wire_events import UndecodableError, decode_state
 from tests.fakes.fake_engine import FakeEngine, FakeRank
 from tests.fakes.running_sidecar import eventually, running_sidecar
@@ -21,6 +24,14 @@ class _RankWithoutPages(FakeRank):
         for name in ("sequence", "pages", "digest"):
             del body[name]
         return {**body, "events_port": None}
+
+
+class _StockEngine(FakeEngine):
+    """Says of itself what SGLang does without the plug-in."""
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        body = json.loads((await super()._server_info(request)).text or "")
+        return web.json_response({**body, "radix_cache_backend": None, "radix_eviction_policy": "lru"})
 
 
 def test_the_reason_names_the_flag_and_not_a_field() -> None:
@@ -39,9 +50,14 @@ async def test_the_worker_is_not_ready_and_says_what_is_missing() -> None:
     async with engine:
         told = EndpointOverrides(state=engine.state_endpoint, events=f"tcp://127.0.0.1:{engine.ports[0]}")
         async with running_sidecar(engine, endpoints=told, require_eviction="rlt") as sidecar:
+            wanted = "--kv-events-config, so that rlt is at work is not proven"
+            await eventually(lambda: _why_unproven(sidecar).endswith(wanted))
 
-            def reason() -> str:
-                checks = {check.name: check.reason for check in sidecar.readiness()}
-                return checks["eviction_policy_live"]
 
-            await eventually(lambda: "--kv-events-config, so that rlt is at work is not proven" in reason())
+async def test_a_stock_engine_is_called_what_it_is() -> None:
+    async with _StockEngine(state_socket=False) as engine, running_sidecar(engine, require_eviction="rlt") as sidecar:
+        await eventually(lambda: _why_unproven(sidecar).endswith("not proven (it was started with 'lru')"))
+
+
+def _why_unproven(sidecar: Sidecar) -> str:
+    return {check.name: check.reason for check in sidecar.readiness()}["eviction_policy_live"]

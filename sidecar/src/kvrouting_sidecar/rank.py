@@ -146,7 +146,9 @@ class Rank:
             return f"{_NO_EVENTS}; without them the sidecar cannot follow it and prove that {required} is at work"
         state = self.follower.latest_state
         if state is None:
-            return f"{self.mirror.state_trouble}, so that {required} is at work is not proven"
+            started_with = self.engine.eviction_policy
+            told = f" (it was started with {started_with!r})" if started_with != required else ""
+            return f"{self.mirror.state_trouble}, so that {required} is at work is not proven{told}"
         if state.eviction.policy != required:
             return f"the engine runs {state.eviction.policy!r}, not {required!r}"
         return "" if state.eviction.live else f"the engine reports {required} as not live"

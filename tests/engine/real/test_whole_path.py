@@ -130,7 +130,7 @@ async def test_an_engine_with_plain_lru_never_becomes_ready_and_says_why(servers
         await eventually(all_else_holds, what=lambda: checks)
         reason = checks["eviction_policy_live"]["reason"]
         assert "rlt" in reason
-        assert "not proven" in reason
+        assert "not proven (it was started with 'lru')" in reason
         assert not (await pool.readiness("lru"))["ready"]
         assert (await pool.workers())["lru/0"]["mirror"] == "partial"
     finally:
