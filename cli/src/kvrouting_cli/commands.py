@@ -73,6 +73,12 @@ _ENTRIES: Mapping[str, _Entry] = {
         extra="simulator",
         help="Compare eviction policies on one cache, request after request.",
     ),
+    "judge-estimator": _Entry(
+        module="kvrouting_simulator.estimator_study.command",
+        attribute="judge_command",
+        extra="calibrate",
+        help="Hold the router's predictions against what happens, in simulations.",
+    ),
     "demo": _Entry(
         module="kvrouting_simulator.demo.command",
         attribute="demo",

@@ -1,0 +1,98 @@
+"""A simulation with every decision kept, and the same simulation with one request somewhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvrouting_core.identity import WorkerId
+from kvrouting_core.prefix_index import PrefixIndex
+from kvrouting_core.routing.admission import Admission
+from kvrouting_core.routing.decision import Action, Decision, Dispatch
+from kvrouting_core.routing.events import Event
+from kvrouting_core.routing.immediate import ImmediatePolicy
+from kvrouting_core.routing.policy import Policy, WorkerBelief
+from kvrouting_simulator.experiment.scenario import Scenario
+from kvrouting_simulator.experiment.simulation import Simulation, policy_of
+from kvrouting_simulator.report import RequestRecord
+from kvrouting_simulator.study.hindsight import Placed
+
+
+class Recorder:
+    """A policy that acts as another one does, and keeps its decisions."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.decisions: dict[str, Decision] = {}
+
+    @property
+    def name(self) -> str:
+        """Of the policy."""
+        return self._policy.name
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue of the policy."""
+        return self._policy.waiting
+
+    def in_flight(self, worker: WorkerId) -> int:
+        """What the policy has dispatched to the worker."""
+        return self._policy.in_flight(worker)
+
+    def handle(self, event: Event, *, now_ms: float) -> Sequence[Action]:
+        """What the policy answers."""
+        actions = self._policy.handle(event, now_ms=now_ms)
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self.decisions[action.request_id] = action.decision
+        return actions
+
+    def beliefs(self, *, now_ms: float) -> Sequence[WorkerBelief]:
+        """What the policy believes."""
+        return self._policy.beliefs(now_ms=now_ms)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRun:
+    """By request: what was decided, and what came of it."""
+
+    scenario: Scenario
+    decisions: Mapping[str, Decision]
+    records: Mapping[str, RequestRecord]
+
+    @property
+    def served(self) -> Sequence[str]:
+        """Requests that completed, by arrival."""
+        done = (r for r in self.records.values() if r.completed and r.request_id in self.decisions)
+        return [r.request_id for r in sorted(done, key=lambda r: (r.arrival_ms, r.request_id))]
+
+
+def recorded(scenario: Scenario) -> RecordedRun:
+    """Runs the scenario.
+
+    Raises: ValueError for a policy that keeps requests waiting: what it predicts is not what they then meet; for a
+    scenario with failures, and for an unknown policy or parameter.
+    """
+    if scenario.failures:
+        raise ValueError("predictions are judged where workers live: this scenario has failures")
+    index = PrefixIndex()
+    recorder = Recorder(policy_of(scenario, index))
+    result = Simulation(scenario, policy=recorder, index=index).run()
+    late = [d.request_id for d in recorder.decisions.values() if d.waited_ms > 0]
+    if late:
+        raise ValueError(f"{len(late)} requests waited in the router: judge the immediate form, binding=immediate")
+    return RecordedRun(
+        scenario=scenario,
+        decisions=recorder.decisions,
+        records={record.request_id: record for record in result.records},
+    )
+
+
+def latency_elsewhere_ms(run: RecordedRun, request_id: str, worker: WorkerId) -> float:
+    """How long the request would have taken on that worker, all others where they were: the whole run once more."""
+    placement = {each: decision.worker for each, decision in run.decisions.items()}
+    placement[request_id] = worker
+    scenario = run.scenario
+    policy = ImmediatePolicy(scenario.policy, Placed(placement), admission=Admission(scenario.limits))
+    replayed = Simulation(scenario, policy=policy, index=PrefixIndex()).run()
+    return next(r.latency_ms for r in replayed.records if r.request_id == request_id)
