@@ -129,7 +129,7 @@ class DemoScenario:
 
 
 def sglang_scenario(engines: SglangEngines, *, seed: int) -> DemoScenario:
-    """What two cores carry: two servers, short prompts, two requests in three seconds.
+    """What two cores carry: two servers, short prompts, two requests a second.
 
     Prompts and caches keep the whole benchmark's proportion: what all groups share, 3,584 tokens, fills one cache.
     A server takes most of a minute to start, and the worker that died is to serve again before the half is over.
