@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kvrouting_simulator.demo.cpu_use import cpu_s
 from kvrouting_simulator.demo.processes import ManagedProcess, ProcessFailedError, ProcessSpec, stop_all
 
 READY = 'import sys, time; print(\'{"event": "listening", "http": 5}\', file=sys.stderr, flush=True); '
@@ -112,6 +113,60 @@ async def test_all_end_together_even_when_the_wait_is_interrupted(tmp_path: Path
     with pytest.raises(asyncio.CancelledError):
         await ending
     assert not any(process.is_running for process in processes)
+
+
+# A process with a child of its own that works for a moment, as engines of several processes have.
+WITH_CHILD = (
+    "import subprocess, sys, time; "
+    "c = subprocess.Popen([sys.executable, '-c', 'sum(range(10**7)); import time; time.sleep(600)']); "
+    'print(\'{"event": "listening", "child": %d}\' % c.pid, file=sys.stderr, flush=True); time.sleep(600)'
+)
+
+
+@pytest.mark.parametrize("way", ["kill", "stop"])
+async def test_the_children_of_a_process_freeze_count_and_end_with_it(tmp_path: Path, way: str) -> None:
+    process = managed(tmp_path, WITH_CHILD)
+    await process.start()
+    number = (await process.wait_for_event("listening", timeout_s=30))["child"]
+    assert isinstance(number, int)
+    child = psutil.Process(number)
+    process.freeze()
+    while child.status() != psutil.STATUS_STOPPED:
+        await asyncio.sleep(0.01)
+    process.resume()
+    while child.cpu_times().user == 0:
+        await asyncio.sleep(0.01)
+    used_s = cpu_s(process.pid)
+    assert used_s is not None
+    assert used_s >= psutil.Process(process.pid).cpu_times().user
+    await (process.kill() if way == "kill" else process.stop())
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running()
+
+
+async def test_a_condition_is_waited_for_as_long_as_the_process_lives(tmp_path: Path) -> None:
+    process = managed(tmp_path, "import time; time.sleep(0.3); raise SystemExit(3)")
+    await process.start()
+    looks = iter([None, None, "there"])
+
+    async def look() -> str | None:
+        return next(looks)
+
+    async def never() -> str | None:
+        return None
+
+    assert await process.wait_until(look, what="was not there", timeout_s=30) == "there"
+    with pytest.raises(ProcessFailedError, match="ended with exit code 3 before it was ready"):
+        await process.wait_until(never, what="was not there", timeout_s=30)
+
+
+async def test_a_long_line_of_a_log_is_shown_by_its_begin(tmp_path: Path) -> None:
+    process = managed(tmp_path, "import sys; print('x' * 9000, file=sys.stderr); sys.exit(3)")
+    await process.start()
+    with pytest.raises(ProcessFailedError) as caught:
+        await process.wait_for_event("listening", timeout_s=30)
+    assert "x" * 300 + " ..." in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.processes
