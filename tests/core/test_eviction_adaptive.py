@@ -18,7 +18,7 @@ from kvrouting_core.eviction.adaptive.ages import BUCKETS, AgeBuckets
 from kvrouting_core.eviction.adaptive.debt import Debt
 from kvrouting_core.eviction.adaptive.ghost import GhostRLT
 from kvrouting_core.eviction.adaptive.gittins import index_at_edges
-from kvrouting_core.eviction.adaptive.monitor import Monitor
+from kvrouting_core.eviction.adaptive.monitor import Monitor, sampling_period
 from kvrouting_core.eviction.adaptive.ring import Ring
 from kvrouting_core.radix_cache import PathLock, RadixCache
 
@@ -243,6 +243,29 @@ def test_same_seed_same_victims(page_size: int) -> None:
 
     assert hits(5) == hits(5)
     assert hits(5) != hits(6)
+
+
+def test_what_is_remembered_is_bounded_by_the_capacity() -> None:
+    rule = LearnedRule(random.Random(1))
+    policy = GuardedEviction(rule, random.Random(2))
+    scene = Scene(policy, capacity_pages=64, page_size=64)
+    rng = random.Random(3)
+    most = 0
+    for _ in range(400):
+        scene.serve([rng.randrange(9), *(rng.randrange(10**6) for _ in range(5))])
+        most = max(most, rule.memory_entries)
+    assert most <= 64 + 8 * 64 // sampling_period(64)
+    assert most > 64
+
+
+def test_one_name_in_many_is_watched_and_of_these_the_latest() -> None:
+    assert [sampling_period(capacity) for capacity in (8191, 8192, 32767, 32768)] == [8, 16, 16, 64]
+    monitor = Monitor(16)
+    for name in range(40):
+        monitor.used(name, 0, now=name)
+    assert len(monitor) == 16
+    assert monitor.label_of(23) is None
+    assert monitor.label_of(24) == 0
 
 
 def test_a_flush_forgives_the_debt_and_keeps_what_was_learned() -> None:
