@@ -101,3 +101,19 @@ def test_the_command_leaves_out_what_it_has_no_trace_for_and_runs_nothing_twice(
     again = CliRunner().invoke(evictions, options)
     assert "seed 1" not in again.output
     assert (tmp_path / "table.md").read_text() == table
+
+
+def test_the_documentation_shows_the_table_of_the_committed_results() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    outcomes = OutcomeFile(docs / "results/eviction/hit_rates.csv").outcomes.values()
+    text = (docs / "eviction.md").read_text(encoding="utf-8")
+    assert pages.table(outcomes) in text
+    assert pages.granules(outcomes) in text
+    assert (docs / "results/eviction/table.md").read_text(encoding="utf-8").startswith(pages.table(outcomes))
+
+
+def test_the_committed_results_keep_to_the_theorem() -> None:
+    outcomes = OutcomeFile(Path(__file__).parents[2] / "docs/results/eviction/hit_rates.csv").outcomes.values()
+    adaptive = [outcome for outcome in outcomes if outcome.case.policy == "rlt-adaptive"]
+    assert adaptive
+    assert all(0 < outcome.share_of_bound <= 1 for outcome in adaptive)
