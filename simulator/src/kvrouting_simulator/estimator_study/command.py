@@ -12,7 +12,7 @@ from kvrouting_simulator.estimator_study.judgement import accuracy, regret
 from kvrouting_simulator.estimator_study.page import Judged, page
 from kvrouting_simulator.estimator_study.recorded_run import recorded
 
-_REQUESTS, _SAMPLES, _SEED = 400, 16, 1
+_REQUESTS, _SAMPLES, _SEED = 400, 24, 1
 
 
 @click.command("judge-estimator", context_settings={"show_default": True})

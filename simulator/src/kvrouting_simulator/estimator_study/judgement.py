@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import mean_absolute_error, median_absolute_error, r2_score
 
-from kvrouting_simulator.estimator_study.recorded_run import RecordedRun, latency_elsewhere_ms
+from kvrouting_simulator.estimator_study.recorded_run import RecordedRun, undisturbed_ms
 
 Floats = NDArray[np.float64]
 DECILES = 10
@@ -42,10 +42,11 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regret:
-    """Latency on the chosen worker less that on the best one in hindsight, over sampled requests.
+    """Over sampled requests, by the latency that each worker would have given had no request come after.
 
-    best_share: of them, went to the best. foreseen_ms: mean regret of sending each, alone, where the least latency was
-    predicted. any_ms: of sending it to any worker, the mean over all of them.
+    mean_ms, p95_ms: of the chosen worker's less the least. best_share: of requests that went to the best worker.
+    foreseen_ms: mean regret of the worker with the least predicted latency. any_ms: mean over all workers.
+    error_ms, bias_ms: mean absolute error and mean error of the predictions, of all workers.
     """
 
     requests: int
@@ -54,6 +55,8 @@ class Regret:
     best_share: float
     foreseen_ms: float
     any_ms: float
+    error_ms: float
+    bias_ms: float
 
 
 def accuracy(run: RecordedRun) -> Accuracy:
@@ -84,23 +87,19 @@ def _ranks(values: Floats) -> Floats:
 
 
 def regret(run: RecordedRun, *, samples: int) -> Regret:
-    """Replays the run for each other worker of each sampled request; samples lie evenly over the run."""
+    """Replays the run for each worker of each sampled request; samples lie evenly over the run."""
     served = run.served
     sampled = [served[place] for place in np.linspace(0, len(served) - 1, min(samples, len(served))).astype(int)]
-    chosen, foreseen, anywhere = [], [], []
+    chosen, foreseen, anywhere, missed = [], [], [], []
     for request_id in sampled:
         decision = run.decisions[request_id]
-        latencies = {
-            c.worker: run.records[request_id].latency_ms
-            if c.worker == decision.worker
-            else latency_elsewhere_ms(run, request_id, c.worker)
-            for c in decision.candidates
-        }
+        latencies = {c.worker: undisturbed_ms(run, request_id, c.worker) for c in decision.candidates}
         best = min(latencies.values())
         quickest = min(decision.candidates, key=lambda c: c.prediction_ms).worker
         chosen.append(latencies[decision.worker] - best)
         foreseen.append(latencies[quickest] - best)
         anywhere.append(float(np.mean(list(latencies.values()))) - best)
+        missed += [c.prediction_ms - latencies[c.worker] for c in decision.candidates]
     return Regret(
         requests=len(sampled),
         mean_ms=float(np.mean(chosen)),
@@ -108,4 +107,6 @@ def regret(run: RecordedRun, *, samples: int) -> Regret:
         best_share=float(np.mean([each < 1.0 for each in chosen])),
         foreseen_ms=float(np.mean(foreseen)),
         any_ms=float(np.mean(anywhere)),
+        error_ms=float(np.mean(np.abs(missed))),
+        bias_ms=float(np.mean(missed)),
     )

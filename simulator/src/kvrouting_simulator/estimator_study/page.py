@@ -21,16 +21,18 @@ GSP in random order, {rate:g} requests/s unless a row says otherwise, {workers} 
 {requests} requests, seed {seed}; the immediate form of the policy, since of a request that waits in the router the
 prediction is made anew.
 
-- **error, bias**: predicted less actual latency: mean and median absolute value, and mean. What a prediction cannot
-  know: the length of the answer, and the requests that come later, whose prefills hold up the answers under way.
-  **R²**: share of the variance of latencies that is explained. **rank**: Spearman's correlation.
-- **regret**: for {samples} requests, evenly spread, the whole run once more for each other worker, all other requests
-  where they were: the latency of the request as it was, less the least of all. **best**: share of them within 1 ms of
-  it. **predicted least**: the same had it gone where the least latency was predicted, without the price for others.
-  **any**: the mean over all workers. Hindsight knows the requests that came later, no policy does.
+**Predictions** are compared with the latency that the request really had. They cannot know how long the answer will be,
+nor which requests come later, whose prefills hold up the answers under way; the bias is mostly that. **R²**: share of
+the variance of latencies that is explained. **rank**: Spearman's correlation, which is what a choice rests on.
+
+**Choices** are compared with hindsight without the future: for {samples} requests, evenly spread, the run up to the
+request once more for each worker, with no request after it. **regret**: the latency on the chosen worker less that on
+the best. **best**: share of requests that went there, within 1 ms. **predicted least**: regret of the worker with the
+least predicted latency, without the price for those who come later, which the choice pays on purpose. **any**: mean
+over all workers. **error, bias**: of the predictions for all workers, by the same measure.
 """
 _ACCURACY_HEAD = ("case", "mean latency", "mean error", "median error", "bias", "R²", "rank")
-_REGRET_HEAD = ("case", "regret, mean", "P95", "best", "predicted least", "any")
+_REGRET_HEAD = ("case", "regret", "P95", "best", "predicted least", "any", "error", "bias")
 
 Judged = tuple[Case, Accuracy, Regret]
 
@@ -47,7 +49,16 @@ def page(judged: Sequence[Judged], *, command: str, requests: int, samples: int,
         for case, a, _ in judged
     ]  # fmt: skip
     regrets = [
-        (case.name, _ms(r.mean_ms), _ms(r.p95_ms), f"{r.best_share:.0%}", _ms(r.foreseen_ms), _ms(r.any_ms))
+        (
+            case.name,
+            _ms(r.mean_ms),
+            _ms(r.p95_ms),
+            f"{r.best_share:.0%}",
+            _ms(r.foreseen_ms),
+            _ms(r.any_ms),
+            _ms(r.error_ms),
+            f"{r.bias_ms:+.0f} ms",
+        )
         for case, _, r in judged
     ]
     deciles = [

@@ -1,9 +1,9 @@
-"""A simulation with every decision kept, and the same simulation with one request somewhere else."""
+"""A simulation with every decision kept, and the same simulation up to a request that goes somewhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.prefix_index import PrefixIndex
@@ -16,6 +16,7 @@ from kvrouting_simulator.experiment.scenario import Scenario
 from kvrouting_simulator.experiment.simulation import Simulation, policy_of
 from kvrouting_simulator.report import RequestRecord
 from kvrouting_simulator.study.hindsight import Placed
+from kvrouting_simulator.workloads import Client, ReadyRequest
 
 
 class Recorder:
@@ -54,9 +55,10 @@ class Recorder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
-    """By request: what was decided, and what came of it."""
+    """By request: what was decided, and what came of it. requests: all, in order of arrival."""
 
     scenario: Scenario
+    requests: Sequence[ReadyRequest]
     decisions: Mapping[str, Decision]
     records: Mapping[str, RequestRecord]
 
@@ -81,18 +83,46 @@ def recorded(scenario: Scenario) -> RecordedRun:
     late = [d.request_id for d in recorder.decisions.values() if d.waited_ms > 0]
     if late:
         raise ValueError(f"{len(late)} requests waited in the router: judge the immediate form, binding=immediate")
+    arrivals = scenario.workload.client(seed=scenario.seed).begin()
     return RecordedRun(
         scenario=scenario,
+        requests=sorted(arrivals, key=lambda each: each.start_ms),
         decisions=recorder.decisions,
         records={record.request_id: record for record in result.records},
     )
 
 
-def latency_elsewhere_ms(run: RecordedRun, request_id: str, worker: WorkerId) -> float:
-    """How long the request would have taken on that worker, all others where they were: the whole run once more."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _UpTo:
+    """The part of a workload that came no later than a request."""
+
+    requests: Sequence[ReadyRequest]
+
+    def client(self, *, seed: int) -> Client:  # noqa: ARG002 - nothing is left to chance
+        """Who sends it."""
+        return _Sender(self.requests)
+
+
+class _Sender:
+    def __init__(self, requests: Sequence[ReadyRequest]) -> None:
+        self._requests = requests
+
+    def begin(self) -> Sequence[ReadyRequest]:
+        return self._requests
+
+    def ended(self, request_id: str, answer: Sequence[int], *, now_ms: float) -> Sequence[ReadyRequest]:  # noqa: ARG002
+        return ()
+
+
+def undisturbed_ms(run: RecordedRun, request_id: str, worker: WorkerId) -> float:
+    """How long the request would have taken on that worker, had no request come after it: the run once more, so far.
+
+    What came later is left out: it was placed where it was because of this request's worker, and so would speak for it.
+    """
     placement = {each: decision.worker for each, decision in run.decisions.items()}
     placement[request_id] = worker
-    scenario = run.scenario
+    place = next(n for n, each in enumerate(run.requests) if each.request_id == request_id)
+    scenario = replace(run.scenario, workload=_UpTo(requests=run.requests[: place + 1]))
     policy = ImmediatePolicy(scenario.policy, Placed(placement), admission=Admission(scenario.limits))
     replayed = Simulation(scenario, policy=policy, index=PrefixIndex()).run()
     return next(r.latency_ms for r in replayed.records if r.request_id == request_id)
