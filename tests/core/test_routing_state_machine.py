@@ -321,6 +321,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
         {"queue": "decayed", "price": 0, "decode_price": 0, "learned_speed": "off"},
     ),
     "lbgr with residual": ("lbgr", {"residual": "on"}),
+    "lbgr, immediate": ("lbgr", {"binding": "immediate"}),
     "lbgr bound late": ("lbgr", {"binding": "late"}),
     "lbgr bound late, tight": (
         "lbgr",

@@ -66,7 +66,7 @@ def profile(worker: str, worker_class: str = "L40", scheduler: SchedulerOptions 
 
 
 class RoutingPool:
-    """One policy, its cache and its clock."""
+    """One policy that answers each arrival at once, its cache and its clock. `lbgr` is taken in its immediate form."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class RoutingPool:
         self.now_ms = 0.0
         self.policy: Policy = build_policy(
             policy,
-            parameters or {},
+            {**({"binding": "immediate"} if policy == "lbgr" else {}), **(parameters or {})},
             cache=self.cache,
             block_size_tokens=BLOCK_TOKENS,
             rng=random.Random(seed),

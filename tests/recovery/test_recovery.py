@@ -128,7 +128,7 @@ async def test_view_equals_the_engine_after_a_flush(pool: LocalPool) -> None:
 async def test_evictions_went_on_all_the_time(pool: LocalPool) -> None:
     """Or the tests above would have shown little."""
     load = Load(pool, seed=78)
-    await load.run(requests=60)
+    await load.run(requests=120)
     for ports in pool.engine_ports:
         state = (await ask_state(ports.state, "state"))[0]
         assert state["eviction"]["policy"] == "rlt"

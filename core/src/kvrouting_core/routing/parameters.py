@@ -48,7 +48,7 @@ class LbgrParameters:
     default_worker_class: the prior of a worker whose class is unknown.
     """
 
-    binding: Binding = "immediate"
+    binding: Binding = "late"
     release_ahead_ms: float = 100.0
     decode_limit: float = 4.0
     follow_scheduler: bool = True
