@@ -53,7 +53,7 @@ def guarded(rule: str, seed: int, **terms: float) -> GuardedEviction:
 
 def assert_bound(policy: GuardedEviction) -> None:
     """The theorem, with p the longest path so far."""
-    debt, capacity, longest = policy.debt, policy.capacity_granules, policy.longest_path_granules
+    debt, capacity, longest = policy.debt, policy.capacity_pages, policy.longest_path_pages
     assert debt.phi <= (1 + 0.25) * capacity + longest + 1e-6
     assert debt.own_loads <= (1 + 0.02) * debt.ghost_loads + (1 + 0.25) * capacity + longest + 1e-6
 

@@ -54,6 +54,13 @@ def told(cache: Any) -> dict[str, Any]:
         "digest": digest % 2**64,
         "free_slots": cache.token_to_kv_pool_allocator.available_size(),
         "evicted_tokens": tree.evicted_tokens,
-        "phase": tree.policy.phase,
-        "marked_pages": tree.policy.marked_pages,
+        **_figures(tree.policy),
     }
+
+
+def _figures(policy: Any) -> dict[str, Any]:
+    from kvrouting_core.eviction import GuardedEviction
+
+    if isinstance(policy, GuardedEviction):
+        return dict(policy.figures())
+    return {"phase": policy.phase, "marked_pages": policy.marked_pages}

@@ -266,9 +266,9 @@ def test_the_guarantee_of_rlt_adaptive_holds_on_the_real_tree(page_size: int) ->
     cache = policy_cache(capacity=CAPACITY_PAGES * page_size, page_size=page_size, policy="rlt-adaptive")
     history, policy = History(cache, seed=page_size), cache.tree_core.policy
     for _ in history.steps(400):
-        debt, longest = policy.debt, policy.longest_path_granules
-        assert debt.phi <= 1.25 * policy.capacity_granules + longest
-        assert debt.own_loads <= 1.02 * debt.ghost_loads + 1.25 * policy.capacity_granules + longest
+        debt, longest = policy.debt, policy.longest_path_pages
+        assert debt.phi <= 1.25 * policy.capacity_pages + longest
+        assert debt.own_loads <= 1.02 * debt.ghost_loads + 1.25 * policy.capacity_pages + longest
         assert policy.figures()["phi_tokens"] <= policy.figures()["phi_bound_tokens"]
     assert debt.own_loads > 0
     assert debt.ghost_loads > 0

@@ -44,11 +44,11 @@ def test_a_cycle_over_1_2_times_the_cache_hits_with_rlt_and_never_with_lru(serve
         assert rate <= 0.01 if name == "lru 1" else rate >= 0.4, rates
 
 
-def ask(server: RealServer, operation: str) -> list[dict[str, Any]]:
-    """All answers of the state socket."""
+def ask(server: RealServer, operation: str, *, port: int | None = None) -> list[dict[str, Any]]:
+    """All answers of the state socket, or of the one at a port."""
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
-    dealer.connect(f"tcp://127.0.0.1:{server.ports.state}")
+    dealer.connect(f"tcp://127.0.0.1:{port or server.ports.state}")
     dealer.send_multipart([b"", msgspec.msgpack.encode({"op": operation})])
     answers: list[dict[str, Any]] = []
     while not answers or not answers[-1].get("end"):

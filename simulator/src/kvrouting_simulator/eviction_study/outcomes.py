@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """hit_rate: cached prompt tokens / prompt tokens. The others are of rlt-adaptive, in granules, else 0: times in
+    """hit_rate: cached prompt tokens / prompt tokens. The others are of rlt-adaptive, in pages, else 0: times in
     safe mode, own loads, the ghost's loads, and the highest share that own loads had of what the theorem allows.
     """
 
@@ -156,5 +156,5 @@ def _policy(case: Case, prompts: Prompts) -> EvictionPolicy[Any]:
 
 def _share_of_bound(policy: GuardedEviction) -> float:
     debt = policy.debt
-    allowed = 1.02 * debt.ghost_loads + 1.25 * policy.capacity_granules + policy.longest_path_granules
+    allowed = 1.02 * debt.ghost_loads + 1.25 * policy.capacity_pages + policy.longest_path_pages
     return debt.own_loads / allowed

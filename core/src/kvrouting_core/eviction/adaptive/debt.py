@@ -25,9 +25,9 @@ class Debt:
         self.safe_entries = 0
 
     def settle(self, *, own: int, ghost: int, announced: int = 0) -> None:
-        """So many granules were loaded, by the real cache and by the ghost.
+        """So many pages were loaded, by the real cache and by the ghost.
 
-        announced: granules of admitted requests that are still to be loaded. The ghost has loaded them already, so they
+        announced: pages of admitted requests that are still to be loaded. The ghost has loaded them already, so they
         are kept out of the floor: else requests that are admitted together would lose what they are about to need.
         """
         self.own_loads += own

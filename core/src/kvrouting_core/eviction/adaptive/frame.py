@@ -40,7 +40,7 @@ class _Bound:
         self.capacity = max(1, site.capacity_pages // self.granule_pages)
         self.names = GranuleNames(self.granule_pages)
         self.debt = Debt(
-            capacity=self.capacity,
+            capacity=site.capacity_pages,
             epsilon=terms.epsilon,
             beta=terms.beta,
             credit=terms.credit,
@@ -51,7 +51,8 @@ class _Bound:
 class GuardedEviction(EvictionPolicy[GranuleRecord]):
     """Evicts what the rule picks, out of all unlocked leaves (E) or, in safe mode, of those not in the ghost (E2).
 
-    Loads and capacity are counted in granules. A granule is cached while the page that ends it is.
+    Loads and capacity are counted in pages, those of a granule together. A granule is cached while the page that ends
+    it is; one that is loaded in parts is counted with all its pages.
     """
 
     def __init__(self, rule: VictimRule, rng: random.Random, *, terms: Terms | None = None) -> None:
@@ -68,41 +69,37 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
 
     @property
     def debt(self) -> Debt:
-        """Φ, the mode, and the loads of both caches since the start."""
+        """Φ, the mode, and the loads of both caches since the start, in pages."""
         return self._bound().debt
 
     @property
-    def capacity_granules(self) -> int:
+    def capacity_pages(self) -> int:
         """B."""
-        return self._bound().capacity
+        return self._bound().site.capacity_pages
 
     @property
-    def longest_path_granules(self) -> int:
+    def longest_path_pages(self) -> int:
         """p: of the paths so far."""
         return self._longest
 
-    @property
-    def granule_tokens(self) -> int:
-        """Tokens of a whole granule."""
-        return self._bound().granule_tokens
-
     def figures(self) -> dict[str, int | bool]:
-        """What shows the guarantee at work, in tokens of whole granules, since the policy serves its tree.
+        """What shows the guarantee at work, in tokens, since the policy serves its tree.
 
         phi_tokens: Φ; phi_limit_tokens: above which safe mode begins, β·B; phi_bound_tokens: which Φ never exceeds,
         (1 + β)·B + p. own_loaded_tokens, ghost_loaded_tokens: F and F_V. safe_mode: whether it is on; safe_entries: how
         often it began.
         """
         bound, debt = self._bound(), self._bound().debt
-        limit = self._terms.beta * bound.capacity
+        capacity, page = bound.site.capacity_pages, bound.site.page_tokens
+        limit = self._terms.beta * capacity
         return {
-            "phi_tokens": round(debt.phi * bound.granule_tokens),
-            "phi_limit_tokens": round(limit * bound.granule_tokens),
-            "phi_bound_tokens": round((limit + bound.capacity + self._longest) * bound.granule_tokens),
+            "phi_tokens": round(debt.phi * page),
+            "phi_limit_tokens": round(limit * page),
+            "phi_bound_tokens": round((limit + capacity + self._longest) * page),
             "safe_mode": debt.is_safe,
             "safe_entries": debt.safe_entries,
-            "own_loaded_tokens": debt.own_loads * bound.granule_tokens,
-            "ghost_loaded_tokens": debt.ghost_loads * bound.granule_tokens,
+            "own_loaded_tokens": debt.own_loads * page,
+            "ghost_loaded_tokens": debt.ghost_loads * page,
         }
 
     # ---- what the tree tells -------------------------------------------------------------------------------------
@@ -110,7 +107,7 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
     def attached(self, site: TreeSite) -> None:
         bound = self._site = _Bound(site, self._terms)
         self._ghost = GhostRLT(
-            capacity=bound.capacity,
+            capacity=site.capacity_pages,
             rng=self._rng,
             is_locked=self._is_locked,
             on_load=self._ghost_loaded,
@@ -127,7 +124,7 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         if not access.pages:
             return
         visit = self._visit(access)
-        self._longest = max(self._longest, len(visit.names))
+        self._longest = max(self._longest, access.pages)
         labels = self._rule.admitted(visit)
         for name, label in zip(visit.names[visit.hit :], labels, strict=True):
             self._announced[name] = label
@@ -136,22 +133,27 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         now = self._rule.now
         for record in access.records:
             record.accessed = now
-        bound.debt.settle(own=0, ghost=self._ghost.access(visit.names), announced=len(self._announced))
+        loaded, _ = self._use_in_ghost(visit.names, access.pages)
+        bound.debt.settle(own=0, ghost=loaded, announced=self._announced_pages())
 
     def inserted(self, access: PathAccess[GranuleRecord]) -> None:
         bound = self._bound()
         if not access.pages:
             return
         names = bound.names.of_path(access)
-        self._longest = max(self._longest, len(names))
+        self._longest = max(self._longest, access.pages)
         fresh = self._fresh(access, names)
         promised = {name for _, new in fresh for name in new if name in self._announced}
         labels = self._labels_of(fresh, access)
-        ghost_loads = self._ghost.access(names)
-        if ghost_loads:  # what the ghost gave up since the admission was counted then
-            ghost_loads -= sum(name in promised for name in names[-ghost_loads:])
+        _, loaded = self._use_in_ghost(names, access.pages)
         self._hold(fresh, labels)
-        bound.debt.settle(own=len(labels), ghost=ghost_loads, announced=len(self._announced))
+        sizes = self._sizes(names, access.pages)
+        bound.debt.settle(
+            own=sum(sizes[name] for name in labels),
+            # What the ghost gave up since the admission was counted then.
+            ghost=sum(sizes[name] for name in loaded if name not in promised),
+            announced=self._announced_pages(),
+        )
 
     def split(self, record: GranuleRecord, prefix_owner: Any, prefix_pages: int) -> GranuleRecord:
         upper = record.split_off(prefix_owner, prefix_pages, self._bound().granule_pages)
@@ -227,8 +229,8 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
 
     def _press_ghost(self) -> None:
         """What running requests hold outside the tree is room that the ghost must not have either."""
-        limit = len(self._held) + len(self._announced) + self._longest
-        while len(self._ghost) > limit and self._ghost.evict():
+        limit = (len(self._held) + len(self._announced)) * self._bound().granule_pages + self._longest
+        while self._ghost.used > limit and self._ghost.evict():
             pass
 
     def _place(self, record: GranuleRecord) -> None:
@@ -327,6 +329,24 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
             self._place(record)
 
     # ---- the ghost -----------------------------------------------------------------------------------------------
+
+    def _use_in_ghost(self, names: Sequence[int], pages: int) -> tuple[int, Sequence[int]]:
+        """Tells the ghost of a path. Returns what it had to load: (pages, names)."""
+        size = self._bound().granule_pages
+        last_size = pages % size or size
+        count = self._ghost.access(names, size=size, last_size=last_size)
+        return (count - 1) * size + last_size if count else 0, names[len(names) - count :]
+
+    def _sizes(self, names: Sequence[int], pages: int) -> dict[int, int]:
+        """Pages of each granule of a path."""
+        size = self._bound().granule_pages
+        sizes = dict.fromkeys(names, size)
+        sizes[names[-1]] = pages % size or size
+        return sizes
+
+    def _announced_pages(self) -> int:
+        """At most so many pages are about to be loaded."""
+        return len(self._announced) * self._bound().granule_pages
 
     def _is_locked(self, name: int) -> bool:
         record = self._tails.get(name)

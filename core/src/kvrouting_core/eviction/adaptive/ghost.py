@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 
 
 class _GhostPage:
-    """mark: number of the phase of the last access. pool: the pool of leaves that it lies in, or None; slot: where."""
+    """size: in pages of the tree. mark: number of the phase of the last access. pool: the pool of leaves that it lies
+    in, or None; slot: where.
+    """
 
-    __slots__ = ("children", "mark", "name", "parent", "pool", "slot")
+    __slots__ = ("children", "mark", "name", "parent", "pool", "size", "slot")
 
-    def __init__(self, name: int, parent: _GhostPage | None, mark: int) -> None:
+    def __init__(self, name: int, size: int, parent: _GhostPage | None, mark: int) -> None:
         self.name = name
+        self.size = size
         self.parent = parent
         self.children = 0
         self.mark = mark
@@ -23,7 +26,7 @@ class _GhostPage:
 class GhostRLT:
     """Names alone, one node for each, closed under prefixes; the marking algorithm of `RandomizedLeafTokens`.
 
-    capacity: names held at most, unless what is locked needs more. is_locked: whether the real cache holds a name for a
+    capacity: pages held at most. is_locked: whether the real cache holds a name for a
     running request; such a leaf stays. on_load, on_evict: hear of each name that comes and goes.
     """
 
@@ -43,6 +46,7 @@ class GhostRLT:
         self._on_evict = on_evict
         self._phase = 1
         self._pages: dict[int, _GhostPage] = {}
+        self._used = 0
         self._unmarked: list[_GhostPage] = []
         self._marked: list[_GhostPage] = []
         self._parked: dict[_GhostPage, None] = {}
@@ -51,13 +55,19 @@ class GhostRLT:
     def __len__(self) -> int:
         return len(self._pages)
 
+    @property
+    def used(self) -> int:
+        """Pages held."""
+        return self._used
+
     def __contains__(self, name: object) -> bool:
         return name in self._pages
 
-    def access(self, names: Sequence[int]) -> int:
-        """A request uses a path. Returns how many of its names had to be loaded.
+    def access(self, names: Sequence[int], *, size: int = 1, last_size: int | None = None) -> int:
+        """A request uses a path. Returns how many of its names, the last ones, had to be loaded.
 
-        What does not fit beside locked paths counts as loaded and is not kept.
+        size: pages of each name; last_size: of the last one, None for the same. What does not fit beside locked paths
+        counts as loaded and is not kept.
         """
         path = self._found(names)
         phase, found = self._phase, len(path)
@@ -65,11 +75,15 @@ class GhostRLT:
         if tip is not None:
             self._leave_pool(tip)
         self._return_parked()
-        for name in names[found:]:
+        for place in range(found, len(names)):
+            name = names[place]
             self._tip = tip
-            if len(self._pages) >= self._capacity and not self._evict_one():
+            if last_size is not None and place == len(names) - 1:
+                size = last_size
+            if not self._make_room(size):
                 break
-            page = _GhostPage(name, tip, self._phase)
+            page = _GhostPage(name, size, tip, self._phase)
+            self._used += size
             if tip is not None:
                 tip.children += 1
             self._pages[name] = page
@@ -92,6 +106,7 @@ class GhostRLT:
     def clear(self) -> None:
         """Nothing is held; the coins stay."""
         self._phase += 1
+        self._used = 0
         self._pages = {}
         self._unmarked, self._marked, self._parked = [], [], {}
 
@@ -107,6 +122,12 @@ class GhostRLT:
             found.append(page)
         return found
 
+    def _make_room(self, size: int) -> bool:
+        while self._used + size > self._capacity:
+            if not self._evict_one():
+                return False
+        return True
+
     def _evict_one(self) -> bool:
         while True:
             if not self._unmarked:
@@ -121,6 +142,7 @@ class GhostRLT:
                 self._parked[page] = None
                 continue
             del self._pages[page.name]
+            self._used -= page.size
             parent = page.parent
             if parent is not None:
                 parent.children -= 1
