@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from tests.engine_sockets import ask_state
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.asyncio(loop_scope="session")]
 
 FROZEN_S, CALM_S = 60.0, 15.0
-ENOUGH_STEPS = 50
+WINDOW_S = 5.0
 
 
 async def state_of(server: RealServer) -> dict[str, Any]:
@@ -94,7 +93,7 @@ class DecodeSteps:
     def __init__(self, server: RealServer, *, seed: int) -> None:
         self._server = server
         self._load = RealLoad(seed=seed)
-        self._steps: list[tuple[float, float]] = []
+        self._came_s: list[float] = []
 
     async def run(self, until: asyncio.Event, *, clients: int = 2) -> None:
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as running:
@@ -108,60 +107,55 @@ class DecodeSteps:
                 "sampling_params": {"max_new_tokens": 12, "ignore_eos": True},
                 "stream": True,
             }
-            came_s: float | None = None
             async with session.post(f"{self._server.url}/generate", json=body) as response:
                 assert response.status == 200
                 async for line in response.content:
                     if line.startswith(b"data: {"):
                         assert "meta_info" in json.loads(line[6:])
-                        now_s = time.monotonic()
-                        if came_s is not None:
-                            self._steps.append((now_s, now_s - came_s))
-                        came_s = now_s
+                        self._came_s.append(time.monotonic())
 
-    def __len__(self) -> int:
-        return len(self._steps)
+    @property
+    def begun(self) -> bool:
+        return bool(self._came_s)
 
-    def between(self, start_s: float, end_s: float) -> Sequence[float]:
-        """Seconds from one token of a stream to its next, of the tokens that came in this time."""
-        return [step_s for at_s, step_s in self._steps if start_s <= at_s < end_s]
+    def in_windows(self, start_s: float, end_s: float) -> Sequence[int]:
+        """How many steps there were in each whole window of this time."""
+        windows = [0] * int((end_s - start_s) // WINDOW_S)
+        for at_s in self._came_s:
+            place = int((at_s - start_s) // WINDOW_S)
+            if 0 <= place < len(windows):
+                windows[place] += 1
+        return windows
 
 
 async def test_an_engine_does_not_feel_a_sidecar_that_stands_still(pool: RealPool) -> None:
-    """The other engine serves the same load with its sidecar at work: what else the machine does slows both alike."""
-    frozen, control = (DecodeSteps(pool.servers[name], seed=21) for name in ("page1", "page16"))
-    ending = asyncio.Event()
+    """Judged by its best windows: what else the machine does makes some of them slow, a publisher that waits for the
+    sidecar makes all of them slow, and the last ones empty.
+    """
+    server, sidecar = pool.servers["page1"], pool.sidecars["page1"]
+    steps, ending = DecodeSteps(server, seed=21), asyncio.Event()
 
-    async def both_have(count: int) -> bool:
-        return min(len(frozen), len(control)) >= count
+    async def begun() -> bool:
+        return steps.begun
 
     async with asyncio.TaskGroup() as tasks:
-        for steps in (frozen, control):
-            tasks.create_task(steps.run(ending))
-        await eventually(lambda: both_have(1), what=lambda: "no token came")
-        calm_s, before = time.monotonic(), await state_of(pool.servers["page1"])
+        tasks.create_task(steps.run(ending))
+        await eventually(begun, what=lambda: "no token came")
+        calm_s = time.monotonic()
         await asyncio.sleep(CALM_S)
-        await eventually(lambda: both_have(2 * ENOUGH_STEPS), what=lambda: "the engines are too slow to be compared")
-        freeze_s, at_freeze = time.monotonic(), await state_of(pool.servers["page1"])
-        pool.sidecars["page1"].freeze()
+        freeze_s, at_freeze = time.monotonic(), await state_of(server)
+        sidecar.freeze()
         try:
             await asyncio.sleep(FROZEN_S)
-            resume_s, at_resume = time.monotonic(), await state_of(pool.servers["page1"])
+            resume_s, at_resume = time.monotonic(), await state_of(server)
         finally:
-            pool.sidecars["page1"].resume()
+            sidecar.resume()
             ending.set()
+    calm, frozen = steps.in_windows(calm_s, freeze_s), steps.in_windows(freeze_s, resume_s)
     batches = at_resume["sequence"] - at_freeze["sequence"]
-    calm_batches = at_freeze["sequence"] - before["sequence"]
-    medians, rates = {}, {}
-    for name, steps in (("frozen", frozen), ("control", control)):
-        calm, then = steps.between(calm_s, freeze_s), steps.between(freeze_s, resume_s)
-        assert min(len(calm), len(then)) >= ENOUGH_STEPS, f"{name}: {len(calm)} and {len(then)} steps show nothing"
-        medians[name] = statistics.median(then) / statistics.median(calm)
-        rates[name] = len(then) / (resume_s - freeze_s) / (len(calm) / (freeze_s - calm_s))
-    print({"medians": medians, "rates": rates, "batches": batches, "calm batches": calm_batches})
+    print({"calm": calm, "frozen": frozen, "batches": batches})
     assert batches > 2 * SMALL_BUFFERS["buffer_steps"], batches
-    # A publisher that waits holds up every step: the rate would fall to nothing, the median to seconds.
-    assert medians["frozen"] < 2 * medians["control"], medians
-    assert rates["frozen"] > rates["control"] / 2, rates
+    assert min(frozen) > 0, frozen
+    assert max(frozen) > max(calm) / 4, (calm, frozen)
     await pool.until_exact()
     await pool.until_views_equal_engines()
