@@ -11,7 +11,12 @@ from kvrouting_simulator.study.study_file import read_study
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-TABLES = sorted(path for path in RESULTS.glob("**/*.csv") if not path.stem.endswith("-times"))
+TABLES = [
+    path
+    for folder in (RESULTS, RESULTS / "quick")
+    for path in sorted(folder.glob("*.csv"))
+    if not path.stem.endswith("-times")
+]
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: str(path.relative_to(RESULTS)))
