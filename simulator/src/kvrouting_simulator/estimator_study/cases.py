@@ -47,10 +47,14 @@ CASES = (
     Case(name="decayed queue, as the paper", parameters={"queue": "decayed"}),
     Case(name="no price", parameters={"price": 0}),
     Case(name="taken for L40S, 1.5 times as fast", workers=[_MISTAKEN] * WORKERS),
-    Case(name="the same, speeds not learned", parameters={"learned_speed": False}, workers=[_MISTAKEN] * WORKERS),
+    Case(
+        name="the same (told L40S), speeds not learned",
+        parameters={"learned_speed": False},
+        workers=[_MISTAKEN] * WORKERS,
+    ),
     Case(name="one worker at a third", workers=[_SLOW, _L40, _L40, _L40], rate_per_s=8.0),
     Case(
-        name="the same, speeds not learned",
+        name="the same (one at a third), speeds not learned",
         parameters={"learned_speed": False},
         workers=[_SLOW, _L40, _L40, _L40],
         rate_per_s=8.0,
