@@ -13,7 +13,9 @@ def cause(answer: Answer, log: EventLog, *, block_tokens: int = BLOCK_TOKENS, vi
     """Why the engine found another prefix than the router saw: `none`, a cause, or `unexplained`.
 
     The router must have seen what the engine held at one moment shortly before or during the request, and the engine
-    must have found what it held at a later one. Their order tells whether pages went or came meanwhile.
+    must have found what it held at a later one. Their order tells whether pages went or came meanwhile. A request may
+    be admitted between two batches or in the midst of an event that removes many pages: what the engine then finds lies
+    between what it held before and after.
     """
     limit = len(answer.prompt) - 1
     if answer.matched_tokens <= answer.cached_tokens < answer.matched_tokens + block_tokens:
@@ -22,7 +24,11 @@ def cause(answer: Answer, log: EventLog, *, block_tokens: int = BLOCK_TOKENS, vi
     before = [held for s, held in moments if s < answer.sent_unix_s - view_age_s][-1:] or [0]
     window = before + [held for s, held in moments if answer.sent_unix_s - view_age_s <= s <= answer.ended_unix_s]
     seen = [i for i, held in enumerate(window) if held // block_tokens * block_tokens == answer.matched_tokens]
-    found = [i for i, held in enumerate(window) if held == answer.cached_tokens]
+    found = [
+        i
+        for i, (held, next_held) in enumerate(zip(window, [*window[1:], window[-1]], strict=True))
+        if min(held, next_held) <= answer.cached_tokens <= max(held, next_held)
+    ]
     if not seen or not found or seen[0] > found[-1]:
         return "unexplained"
     return "evicted meanwhile" if answer.cached_tokens < answer.matched_tokens else "stored meanwhile"

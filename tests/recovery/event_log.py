@@ -64,7 +64,7 @@ class EventLog:
         return [b.sequence for b in self.batches] == list(range(len(self.batches)))
 
     def cached_prefix(self, prompt: Sequence[int]) -> Iterator[tuple[float, int]]:
-        """(moment, leading tokens of the prompt that are cached from then on), once per batch that was recorded.
+        """(moment, leading tokens of the prompt that are cached from then on), once per event that was recorded.
 
         By the plain definition: all pages that live, walked from the prompt's beginning.
         """
@@ -73,7 +73,7 @@ class EventLog:
         for batch in self.batches:
             for event in batch.events:
                 _apply(event, live, by_content)
-            yield batch.unix_s, _walk(prompt, by_content, _page_size(by_content))
+                yield batch.unix_s, _walk(prompt, by_content, _page_size(by_content))
 
 
 def _apply(event: dict[str, Any], live: dict[int, PageKey], by_content: dict[PageKey, int]) -> None:

@@ -22,6 +22,7 @@ from tests.engine_sockets import ask_state
 from tests.jaeger import spans_of
 from tests.recovery.attribution import cause
 from tests.recovery.event_log import EventLog
+from tests.recovery.pool_under_test import Answer
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.asyncio(loop_scope="session")]
 
@@ -71,6 +72,15 @@ async def until_recorded(pool: RealPool, logs: Mapping[str, EventLog]) -> None:
     await eventually(complete, what=lambda: {name: log.batches[-1].sequence for name, log in logs.items()})
 
 
+def history(answer: Answer, log: EventLog) -> list[tuple[float, int]]:
+    """(seconds from the request's beginning, leading tokens of its prompt that were cached then), where it changes."""
+    told: list[tuple[float, int]] = []
+    for at_s, held in log.cached_prefix(answer.prompt):
+        if not told or told[-1][1] != held:
+            told.append((round(at_s - answer.sent_unix_s, 3), held))
+    return [*told, (round(answer.ended_unix_s - answer.sent_unix_s, 3), -1)]
+
+
 async def test_matched_tokens_are_those_that_the_engines_find_and_each_difference_has_its_cause(
     pool: RealPool,
 ) -> None:
@@ -85,10 +95,16 @@ async def test_matched_tokens_are_those_that_the_engines_find_and_each_differenc
         for name, log in logs.items()
     }
     assert min(removed.values()) > 0, removed
-    causes = Counter(
-        cause(answer, logs[answer.worker], block_tokens=BLOCK_TOKENS, view_age_s=VIEW_AGE_S) for answer in answers
+    found = [cause(answer, logs[answer.worker], block_tokens=BLOCK_TOKENS, view_age_s=VIEW_AGE_S) for answer in answers]
+    causes = Counter(found)
+    assert causes["unexplained"] == 0, (
+        causes,
+        [
+            (answer.worker, answer.matched_tokens, answer.cached_tokens, history(answer, logs[answer.worker]))
+            for answer, why in zip(answers, found, strict=True)
+            if why == "unexplained"
+        ],
     )
-    assert causes["unexplained"] == 0, causes
     assert causes["none"] > len(answers) / 2, causes
     assert {answer.worker for answer in answers if answer.cached_tokens} == set(logs)
     last = answers[-1]
