@@ -36,6 +36,7 @@ _logger = logging.getLogger(__name__)
 
 # Between two looks at the flag that stands for a signal.
 _LOOK_AT_STOP_S = 0.1
+_KOPF_ENDS_S = 15.0
 
 
 async def run(
@@ -73,7 +74,7 @@ async def run(
             if on_listening is not None:
                 on_listening(port)
             watch = Watch(
-                lambda: _kopf(operation, settings, configuration, told=told, stop=stop),
+                lambda: _kopf(operation, settings, configuration, told=told),
                 on_end=operation.watch_ended,
                 pace=pace or Pace(),
                 rng=random.Random(),
@@ -97,11 +98,10 @@ async def _kopf(
     configuration: client.Configuration,
     *,
     told: asyncio.Event,
-    stop: threading.Event | None,
 ) -> None:
     """Returns when kopf is told to stop; it handles the signals itself while it runs."""
-    try:
-        await kopf.operator(
+    running = asyncio.ensure_future(
+        kopf.operator(
             registry=build_registry(operation, configuration),
             settings=kopf_settings(settings),
             # A name among peers, of whom there are none. Left out, kopf asks for the user's, and a pod's has none.
@@ -109,8 +109,17 @@ async def _kopf(
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,
-            stop_flag=stop,
+            stop_flag=told,
         )
+    )
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        # By itself it ends with all its connections closed.
+        told.set()
+        await asyncio.wait((running,), timeout=_KOPF_ENDS_S)
+        running.cancel()
+        raise
     finally:
         _set_on_signals(told)
 
@@ -118,7 +127,7 @@ async def _kopf(
 async def _until_told(work: Coroutine[None, None, None], *, told: asyncio.Event, stop: threading.Event | None) -> None:
     """Runs the work until it ends or the process is told to. Raises: what the work raises."""
     _set_on_signals(told)
-    working, telling = asyncio.create_task(work), asyncio.create_task(_told(told, stop))
+    working, telling = asyncio.create_task(work), asyncio.create_task(_listen(told, stop))
     await asyncio.wait((working, telling), return_when=asyncio.FIRST_COMPLETED)
     telling.cancel()
     working.cancel()
@@ -133,12 +142,12 @@ def _set_on_signals(told: asyncio.Event) -> None:
             asyncio.get_running_loop().add_signal_handler(number, told.set)
 
 
-async def _told(told: asyncio.Event, stop: threading.Event | None) -> None:
-    if stop is None:
-        await told.wait()
-        return
-    while not (told.is_set() or stop.is_set()):  # noqa: ASYNC110 - set by another thread, which has no event loop
-        await asyncio.sleep(_LOOK_AT_STOP_S)
+async def _listen(told: asyncio.Event, stop: threading.Event | None) -> None:
+    """Returns when the process has been told to end, by a signal or by the flag."""
+    while not (told.is_set() or (stop is not None and stop.is_set())):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_AT_STOP_S if stop is not None else None):
+                await told.wait()
 
 
 def _utc_now() -> dt.datetime:
