@@ -50,12 +50,14 @@ class SimulatedEngines:
         )
 
     def sidecar_options(self, settings: EngineSettings, ports: EnginePorts) -> Mapping[str, object]:
-        """The state socket, and the policy that it must prove."""
-        return {
+        """The state socket, and the policy that it must prove; an engine that was told to have none proves nothing."""
+        options: dict[str, object] = {
             "--gpu-class": self.worker_class,
             "--state-endpoint": f"tcp://127.0.0.1:{ports.state}",
-            "--require-eviction": settings.eviction,
         }
+        if "--no-state" not in settings.options:
+            options["--require-eviction"] = settings.eviction
+        return options
 
     async def wait_ready(self, process: ManagedProcess, ports: EnginePorts) -> None:  # noqa: ARG002 (it says so itself)
         """Returns when it listens. Raises: ProcessFailedError."""
