@@ -54,6 +54,7 @@ def test_an_unknown_parameter_is_named_with_the_known_ones(name: str, parameter:
         ("lbgr", "price", "high", "price is 'high'|parameter price is 'high'; give a number"),
         ("lbgr", "price", -1, "price is -1.0; give a number of at least 0"),
         ("lbgr", "price", float("nan"), "price is nan"),
+        ("lbgr", "release_ahead_ms", 0, "release_ahead_ms is 0.0; give a number of at least 1"),
         ("lbgr", "queue", "fifo", "queue is 'fifo'; known: 'drained', 'decayed'"),
         ("lbgr", "queue", 3, "parameter queue is 3; give a text"),
         ("lbgr", "residual", "maybe", "parameter residual is 'maybe'; give 'on' or 'off'"),

@@ -22,7 +22,7 @@ class LbgrParameters:
 
     binding: "late": requests wait in the router until their worker has room, and all of them are planned again at each
         event; "immediate": each arrival is answered at once.
-    release_ahead_ms: H of late binding: own prefill work that a worker may have ahead.
+    release_ahead_ms: H of late binding: own prefill work that a worker may have ahead, at least 1.
     decode_limit: θ of late binding: a worker gets so many requests that its decodes take about 1/θ of the time of
         their prefills; 0: no limit.
     follow_scheduler: H and θ follow what the engine says of its scheduler (see `release`); off: as given.
@@ -72,7 +72,8 @@ class LbgrParameters:
     def __post_init__(self) -> None:
         if self.binding not in ("late", "immediate"):
             raise ValueError(f"binding is {self.binding!r}; known: 'late', 'immediate'")
-        for name in ("release_ahead_ms", "decode_limit", "size_precedence", "decode_share"):
+        _at_least("release_ahead_ms", self.release_ahead_ms, 1)  # with none ahead no worker ever has room
+        for name in ("decode_limit", "size_precedence", "decode_share"):
             _at_least(name, getattr(self, name), 0)
         if self.queue not in ("drained", "decayed"):
             raise ValueError(f"queue is {self.queue!r}; known: 'drained', 'decayed'")
