@@ -20,7 +20,7 @@ ENGINE_ENV := SGLANG_USE_CPU_ENGINE=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 
 # Outside CI an environment that cannot be made is a reason to skip: tools/engine_environment says which, and ends with 77.
 define engine_environment
-@test -e $(ENGINE_READY) || { tools/engine_environment $(ENGINE_VENV) $(PYTHON) && touch $(ENGINE_READY); } || { \
+@test $(ENGINE_READY) -nt engine/requirements-test.txt || { tools/engine_environment $(ENGINE_VENV) $(PYTHON) && touch $(ENGINE_READY); } || { \
 	code=$$?; rm -rf $(ENGINE_VENV); \
 	if [ $$code = 77 ] && [ "$${CI:-}" != true ]; then echo "$@: skipped, see the line above"; exit 0; fi; exit $$code; }
 endef
