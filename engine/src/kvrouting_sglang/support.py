@@ -22,6 +22,8 @@ def refuse_unsupported(context: Any) -> None:
 
 def _checks(context: Any) -> list[tuple[bool, str]]:
     params, args = context.params, context.server_args
+    # SGLang draws the seed in each node's launcher: tensor-parallel ranks of two nodes would evict differently.
+    nodes = getattr(args, "nnodes", 1)
     return [
         (context.disable_radix_cache, "a disabled radix cache (--disable-radix-cache)"),
         (context.enable_hierarchical_cache, "a hierarchical cache (--enable-hierarchical-cache)"),
@@ -35,6 +37,7 @@ def _checks(context: Any) -> list[tuple[bool, str]]:
         ),
         (params.pp_size > 1, f"pipeline parallelism (--pp-size {params.pp_size})"),
         (params.attn_cp_size > 1, f"context parallelism (--attn-cp-size {params.attn_cp_size})"),
+        (nodes > 1, f"several nodes (--nnodes {nodes}: each would draw coins of its own)"),
         (getattr(args, "dcp_size", 1) > 1, "decode context parallelism (--dcp-size)"),
         (bool(getattr(args, "enable_dp_attention", False)), "data-parallel attention (--enable-dp-attention)"),
         (bool(getattr(args, "enable_lmcache", False)), "LMCache (--enable-lmcache)"),

@@ -141,8 +141,13 @@ def context_of(params: CacheInitParams, **changes: Any) -> Any:
 PLAIN = parameters(capacity=64, page_size=1)
 
 
+def with_args(**args: Any) -> Any:
+    return context_of(PLAIN, server_args=SimpleNamespace(**args))
+
+
 def test_a_plain_setup_is_supported() -> None:
     refuse_unsupported(context_of(PLAIN))
+    refuse_unsupported(with_args(nnodes=1))
 
 
 @pytest.mark.parametrize(
@@ -155,8 +160,16 @@ def test_a_plain_setup_is_supported() -> None:
         (context_of(replace(PLAIN, is_eagle=True)), "EAGLE"),
         (context_of(replace(PLAIN, eviction_policy="lfu")), "KVROUTING_ENGINE_POLICY"),
         (context_of(replace(PLAIN, pp_size=2)), "--pp-size 2"),
-        (context_of(PLAIN, server_args=SimpleNamespace(enable_lmcache=True)), "--enable-lmcache"),
-        (context_of(PLAIN, server_args=SimpleNamespace(disaggregation_mode="prefill")), "disaggregated"),
+        (context_of(replace(PLAIN, attn_cp_size=2)), "--attn-cp-size 2"),
+        (context_of(replace(PLAIN, enable_session_radix_cache=True)), "--enable-session-radix-cache"),
+        (with_args(nnodes=2), r"several nodes \(--nnodes 2"),
+        (with_args(dcp_size=2), "--dcp-size"),
+        (with_args(enable_dp_attention=True), "--enable-dp-attention"),
+        (with_args(enable_lmcache=True), "--enable-lmcache"),
+        (with_args(enable_flexkv=True), "--enable-flexkv"),
+        (with_args(enable_unified_cache_external_linker=True), "--enable-unified-cache-external-linker"),
+        (with_args(enable_streaming_session=True), "--enable-streaming-session"),
+        (with_args(disaggregation_mode="prefill"), "disaggregated"),
     ],
 )
 def test_what_is_unsupported_is_named(context: Any, named: str) -> None:
