@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ _POLL_MS = 500
 _UNSENT_LIMIT_S = 10
 
 Answers = Iterable[Mapping[str, Any]]
+
+logger = logging.getLogger(__name__)
 
 
 class StateSocketError(RuntimeError):
@@ -33,6 +36,8 @@ class StateServer:
         self._socket.setsockopt(zmq.LINGER, 0)
         # A snapshot is sent as a whole; a limit would drop its chunks without a word.
         self._socket.setsockopt(zmq.SNDHWM, 0)
+        # A client that left is told by an error, so that the rest of its snapshot is not read for nobody.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
 
     @property
     def endpoint(self) -> str:
@@ -68,16 +73,34 @@ class StateServer:
                 self._answer(envelope, body)
 
     def _answer(self, envelope: list[bytes], body: bytes) -> None:
+        try:
+            for answer in self._encoded(body):
+                self._socket.send_multipart([*envelope, answer])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            logger.info("a client of the state socket left before its answer was sent")
+
+    def _encoded(self, body: bytes) -> Iterator[bytes]:
+        try:
+            for answer in self._answers(body):
+                yield self._encoder.encode(answer)
+        # Whatever one answer fails of, the thread outlives it: the engine would be silent to its sidecar for good.
+        except Exception as error:
+            logger.exception("a question to the state socket could not be answered")
+            yield self._encoder.encode({"error": f"{type(error).__name__}: {error}", "end": True})
+
+    def _answers(self, body: bytes) -> Iterator[Mapping[str, Any]]:
         operation, complaint = self._operation(body)
         if operation is None:
-            self._send(envelope, {"error": complaint, "end": True})
+            yield {"error": complaint, "end": True}
             return
         held: Mapping[str, Any] | None = None
         for answer in operation():
             if held is not None:
-                self._send(envelope, held)
+                yield held
             held = answer
-        self._send(envelope, {**(held or {}), "end": True})
+        yield {**(held or {}), "end": True}
 
     def _operation(self, body: bytes) -> tuple[Callable[[], Answers] | None, str]:
         """What is asked for, or None and why it cannot be answered."""
@@ -88,6 +111,3 @@ class StateServer:
         name = asked.get("op") if isinstance(asked, dict) else None
         operation = self._operations.get(name) if isinstance(name, str) else None
         return operation, f"unknown op {name!r}: ask for one of {', '.join(self._operations)}"
-
-    def _send(self, envelope: list[bytes], answer: Mapping[str, Any]) -> None:
-        self._socket.send_multipart([*envelope, self._encoder.encode(answer)])
