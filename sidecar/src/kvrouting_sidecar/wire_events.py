@@ -104,6 +104,12 @@ class EngineState(msgspec.Struct, gc=False):
     eviction: Eviction = msgspec.field(default_factory=Eviction)
 
 
+class _Refusal(msgspec.Struct, gc=False):
+    """The part of an answer of the state socket that says why there is none."""
+
+    error: str | None = None
+
+
 class _Position(msgspec.Struct, gc=False):
     """The part of a state answer that an engine leaves out if it hashes no pages."""
 
@@ -125,6 +131,7 @@ T = TypeVar("T")
 
 _batches = msgspec.msgpack.Decoder(EventBatch)
 _loads = msgspec.msgpack.Decoder(LoadStat)
+_refusals = msgspec.msgpack.Decoder(_Refusal)
 _positions = msgspec.msgpack.Decoder(_Position)
 _states = msgspec.msgpack.Decoder(EngineState)
 _chunks = msgspec.msgpack.Decoder(SnapshotChunk)
@@ -141,7 +148,10 @@ def decode_load(payload: bytes) -> LoadStat:
 
 
 def decode_state(payload: bytes) -> EngineState:
-    """Raises: UndecodableError, also for an engine that hashes no pages: nothing can be compared with its state."""
+    """Raises: UndecodableError, also for what the engine says in place of its state, and for an engine that hashes no
+    pages: nothing can be compared with its state.
+    """
+    _raise_refusal(payload, "state")
     position = _decoded(_positions, payload, "state answer")
     if None in (position.sequence, position.pages, position.digest):
         raise UndecodableError("the engine's state names no pages: start it with --kv-events-config")
@@ -149,8 +159,15 @@ def decode_state(payload: bytes) -> EngineState:
 
 
 def decode_chunk(payload: bytes) -> SnapshotChunk:
-    """Raises: UndecodableError."""
+    """Raises: UndecodableError, also for what the engine says in place of a chunk."""
+    _raise_refusal(payload, "snapshot")
     return _decoded(_chunks, payload, "snapshot chunk")
+
+
+def _raise_refusal(payload: bytes, what: str) -> None:
+    refusal = _decoded(_refusals, payload, f"{what} answer")
+    if refusal.error is not None:
+        raise UndecodableError(f"the engine does not tell its {what}: {refusal.error}")
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], payload: bytes, what: str) -> T:
