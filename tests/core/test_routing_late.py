@@ -24,6 +24,7 @@ from kvrouting_core.routing.events import (
     PrefixArrived,
     RoutingRequest,
     SchedulerOptions,
+    Tick,
     WorkerGone,
     WorkerJoined,
     WorkerPaused,
@@ -160,20 +161,55 @@ class TestRoom:
         assert bench.order == ["r0"]
 
 
-def report(bench: Bench, *, running: int) -> None:
+def report(bench: Bench, *, running: int, worker: WorkerId = ALONE[0], waiting_tokens: int = 0) -> None:
     bench.now_ms += 1000
     bench.tell(
         LoadReport(
-            worker=ALONE[0],
+            worker=worker,
             reported_ms=bench.now_ms,
             running_requests=running,
             waiting_requests=0,
             used_tokens=0,
-            waiting_uncached_tokens=0,
+            waiting_uncached_tokens=waiting_tokens,
             total_prefill_uncached_tokens=0,
             total_prefill_busy_us=0,
         )
     )
+
+
+class TestRoomByTime:
+    """Answers that are not streamed: no first token tells that their prefill is over."""
+
+    def test_time_alone_makes_room(self) -> None:
+        bench = Bench()
+        bench.arrive("r0", 2000)
+        bench.now_ms = 50.0
+        bench.arrive("r1", 2000)
+        bench.tell(Tick())
+        assert bench.order == ["r0"]
+        bench.now_ms = 2000 * MS_PER_TOKEN * 1.2
+        bench.tell(Tick())
+        assert bench.order == ["r0", "r1"]
+
+    def test_a_prompt_of_several_chunks_does_not_close_its_worker_for_its_whole_answer(self) -> None:
+        bench = Bench()
+        bench.arrive("long", 20_000)
+        bench.arrive("next", 500)
+        took_ms = 20_000 * MS_PER_TOKEN * 1.3
+        while bench.now_ms < took_ms:
+            assert bench.order == ["long"]
+            report(bench, running=1)
+        for _ in range(6):
+            report(bench, running=1)
+        assert bench.order == ["long", "next"]
+
+    def test_it_is_not_taken_for_prefilled_while_it_may_wait(self) -> None:
+        bench = Bench()
+        bench.arrive("long", 20_000)
+        bench.arrive("next", 500)
+        for _ in range(20):
+            report(bench, running=1, waiting_tokens=500_000)  # a minute of others' work before it
+        assert bench.order == ["long"]
 
 
 class TestOrder:
@@ -319,6 +355,32 @@ class TestWhoDoesNotWait:
         bench.tell(WorkerPaused(worker=ALONE[0], reason="test"))
         bench.tell(WorkerJoined(profile=profile(ALONE[0]), restarted=True))
         assert bench.order == ["r0", "r1"]
+
+    def test_those_who_may_go_nowhere_now_keep_nobody_out(self) -> None:
+        """A and B; many may go to A alone, which is paused: who comes after them goes to B."""
+        bench = Bench(WORKERS[:2])
+        for number in range(40):
+            bench.arrive(f"r{number}", excluded=WORKERS[1:2])
+        bench.tell(WorkerPaused(worker=WORKERS[0], reason="draining"))
+        bench.now_ms = 60_000.0
+        bench.arrive("new")
+        assert bench.sent[-1] == ("new", WORKERS[1])
+
+    def test_the_queue_of_a_worker_that_is_gone_refuses_nobody(self) -> None:
+        bench = Bench(WORKERS[:1], limits=AdmissionLimits(max_expected_wait_ms=1000))
+        report(bench, running=1, waiting_tokens=1_000_000)
+        bench.arrive("early")
+        assert [r.reason for r in bench.refused] == [RefusalReason.OVERLOADED]
+        bench.tell(WorkerGone(worker=WORKERS[0], reason="test"))
+        bench.tell(WorkerJoined(profile=profile(WORKERS[1])))
+        assert isinstance(bench.arrive("late")[0], Dispatch)
+
+    def test_a_queue_that_has_drained_refuses_nobody(self) -> None:
+        bench = Bench(limits=AdmissionLimits(max_expected_wait_ms=500))
+        report(bench, running=1, waiting_tokens=20_000)
+        assert isinstance(bench.arrive("early")[0], Refusal)
+        bench.now_ms += 30_000
+        assert isinstance(bench.arrive("late")[0], Dispatch)
 
     def test_whom_a_request_excludes_it_never_gets(self) -> None:
         bench = Bench(WORKERS[:2])

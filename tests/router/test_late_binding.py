@@ -133,3 +133,21 @@ async def test_beyond_the_limit_of_the_queue_clients_are_told_when_to_come_again
         gate.set()
         assert (await waiting)[0] == 200
         await router.nothing_is_left()
+
+
+async def test_time_alone_makes_room_where_no_answer_is_streamed() -> None:
+    """One engine that reports nothing and sends no first token: its first prompt takes a third of a second."""
+    gate = asyncio.Event()
+    settings = config(policy="lbgr", policy_parameters={"decode_limit": 0})
+    async with running_engine() as engine, running_router(settings) as router:
+        engine.answer = lambda _: Answer(content_type="application/json", pieces=[b"{}"], before_headers=gate)
+        await router.sidecar(engine)
+        body = {"model": "m", "prompt": list(range(3000))}
+        first = asyncio.create_task(router.post("/v1/completions", body))
+        await router.until(lambda: len(engine.seen) == 1)
+        second = asyncio.create_task(router.post("/v1/completions", body | {"prompt": list(range(5000, 8000))}))
+        await router.until(lambda: router.router.pool.dispatcher.waiting == 1)
+        await router.until(lambda: len(engine.seen) == 2)
+        assert not first.done()
+        gate.set()
+        await asyncio.gather(first, second)

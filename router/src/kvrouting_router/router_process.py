@@ -15,6 +15,7 @@ from aiohttp import web
 
 from kvrouting_core.blocks import ChainHasher, routing_block_size
 from kvrouting_core.prefix_index import PrefixIndex
+from kvrouting_core.routing.events import Tick
 from kvrouting_core.routing.policy import AdmissionLimits, CacheView, Policy
 from kvrouting_core.routing.registry import build_policy
 from kvrouting_core.service_time import StepTimes
@@ -268,10 +269,12 @@ class Router:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _tick(self) -> None:
-        """Time alone changes states; idle moments clear what is left of dropped views."""
+        """Time alone changes states and makes room; idle moments clear what is left of dropped views."""
         while True:
             await asyncio.sleep(_TICK_S)
             self.pool.refresh()
+            if self.pool.dispatcher.waiting:
+                self.pool.dispatcher.tell(Tick())
             self.pool.index.sweep(_SWEPT_A_TICK)
 
     async def _write_decisions(self, file: DecisionFile) -> None:

@@ -165,4 +165,10 @@ class PrefixArrived:
     request_id: str
 
 
-Event = Arrival | FirstToken | Ended | LoadReport | WorkerJoined | WorkerPaused | WorkerGone | PrefixArrived
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tick:
+    """Only time has passed. Told a few times a second while requests wait: a worker that sends no first tokens and no
+    reports gets room by time alone."""
+
+
+Event = Arrival | FirstToken | Ended | LoadReport | WorkerJoined | WorkerPaused | WorkerGone | PrefixArrived | Tick

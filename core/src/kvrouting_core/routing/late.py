@@ -17,6 +17,7 @@ from kvrouting_core.routing.events import (
     FirstToken,
     LoadReport,
     PrefixArrived,
+    Tick,
     WorkerGone,
     WorkerJoined,
     WorkerPaused,
@@ -31,7 +32,7 @@ from kvrouting_core.routing.waiting_line import Queued, WaitingLine
 
 
 class LatePolicy:
-    """Keeps the line and plans it at arrivals, first tokens, ends, reports and changes of the pool.
+    """Keeps the line and plans it at arrivals, first tokens, ends, reports, changes of the pool and ticks.
 
     A request that no worker may take is refused on arrival, and when the last worker that it might go to is gone; while
     one is only paused it waits.
@@ -102,14 +103,16 @@ class LatePolicy:
                 return ()
             case WorkerJoined():
                 self._books.joined(event)
-                self._line.outdate_all()
+                self._pool_changed(now_ms)
             case WorkerPaused():
                 self._ledger.pause(event.worker)
-                self._line.outdate_all()
+                self._pool_changed(now_ms)
             case WorkerGone():
                 self._books.left(event)
-                self._line.outdate_all()
+                self._pool_changed(now_ms)
                 actions += self._refuse_the_stranded()
+            case Tick():
+                pass
         self._plan(actions, now_ms)
         return actions
 
@@ -121,6 +124,9 @@ class LatePolicy:
         if not self._ledger.eligible(request):
             return (Refusal(request_id=request.request_id, reason=RefusalReason.NO_WORKER),)
         wait_ms = self._expected_wait_ms()
+        if wait_ms > self._limits.max_expected_wait_ms:
+            self._look_at_queues(now_ms)  # they may have drained since the last report
+            wait_ms = self._expected_wait_ms()
         if wait_ms > self._limits.max_expected_wait_ms:
             return (self._overloaded(request.request_id, wait_ms - self._limits.max_expected_wait_ms),)
         item = Queued(self._ledger.arrive(arrival, now_ms=now_ms))
@@ -134,6 +140,10 @@ class LatePolicy:
             self._ledger.withdraw(request.request_id)
             actions.append(self._overloaded(request.request_id, wait_ms / max(1, len(self._line))))
         return actions
+
+    def _pool_changed(self, now_ms: float) -> None:
+        self._line.outdate_all()
+        self._look_at_queues(now_ms)
 
     def _look_at_queues(self, now_ms: float) -> None:
         workers = self._workers()

@@ -121,7 +121,10 @@ class _Plan:
 
     def run(self, send: Send) -> None:
         """Assigns until no worker has room."""
-        for item in self._line.first(_PLANNED_PER_WORKER * len(self._rooms)):
+        planned, limit = 0, _PLANNED_PER_WORKER * len(self._rooms)
+        for item in self._line.all():
+            if planned == limit:
+                return
             self._behind -= 1
             if self._now_ms - item.weighed_ms > self._planner.match_lasts_ms:
                 self._table.weigh(item, self._line, now_ms=self._now_ms)
@@ -130,7 +133,8 @@ class _Plan:
                 self._table.weigh(item, self._line, now_ms=self._now_ms)
                 place = self._cheapest(item)
             if item.work_ms[place] >= NEVER_MS:
-                continue  # all that it may go to are paused
+                continue  # all that it may go to are paused: it must not keep others out of the plan
+            planned += 1
             if self._rooms[place]:
                 place = self._send(item, place, send)
                 if not any(self._rooms):

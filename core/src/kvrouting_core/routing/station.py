@@ -28,10 +28,10 @@ class Station:
     """
 
     __slots__ = (
-        "_context_tokens", "_counters", "_own_requests", "_own_tokens", "_prior_ms_per_token", "_running",
-        "_unstarted", "_unstarted_tokens", "a", "b", "busy", "chunk_tokens", "full_until_ms", "measured",
-        "observations", "others", "queue", "relative_speed", "residual", "running", "running_limit", "scheduler",
-        "sequences", "speed", "step_ms", "times",
+        "_context_tokens", "_counters", "_over_at_ms", "_over_then", "_own_requests", "_own_tokens",
+        "_prior_ms_per_token", "_running", "_unstarted", "_unstarted_tokens", "a", "b", "busy", "chunk_tokens",
+        "full_until_ms", "measured", "observations", "others", "queue", "relative_speed", "residual", "running",
+        "running_limit", "scheduler", "sequences", "speed", "step_ms", "times",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,8 @@ class Station:
         self.observations = 0
         self._counters = EngineCounters()
         self.others = OthersLoad()
+        self._over_at_ms = math.inf
+        self._over_then: list[str] = []
         self._own_requests = RecentPeak()
         self._own_tokens = RecentPeak()
         self._unstarted: dict[str, Work] = {}
@@ -124,6 +126,7 @@ class Station:
         )
         for work in done:
             self.prefilled(work.request_id, now_ms=now_ms)
+        self._end_what_must_be_over(report, now_ms=now_ms)
         self.others.replace(
             report,
             own_requests=self._own_requests.since(report.reported_ms),
@@ -136,6 +139,22 @@ class Station:
             self.measured.add(
                 passed_ms=passed_ms, busy_ms=busy_ms, tokens=tokens, prior_ms_per_token=self._prior_ms_per_token
             )
+
+    def _end_what_must_be_over(self, report: LoadReport, *, now_ms: float) -> None:
+        """By tokens alone a prompt longer than a chunk looks like the chunk in progress until its answer ends. But what
+        was sent before a report is past its prefill once the engine has had the time for all that waited then, for a
+        chunk, and for all of ours. This is how a long prompt whose answer is not streamed leaves the queue."""
+        if report.reported_ms >= self._over_at_ms:
+            for request_id in self._over_then:
+                self.prefilled(request_id, now_ms=now_ms)
+            self._over_at_ms = math.inf
+        if self._over_at_ms == math.inf:
+            sent = [w for w in self._unstarted.values() if w.dispatched_ms < report.reported_ms - _ON_THE_WAY_MS]
+            if sent:
+                tokens = report.waiting_uncached_tokens + self.chunk_tokens
+                ahead_ms = self.times.prefill_work_ms(0, tokens) + sum(w.prefill_ms for w in sent)
+                self._over_at_ms = report.reported_ms + self.speed * ahead_ms
+                self._over_then = [w.request_id for w in sent]
 
     def others_ms(self, now_ms: float) -> float:
         """Prefill work of requests that are not ours."""

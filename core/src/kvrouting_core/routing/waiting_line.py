@@ -6,7 +6,6 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
 from operator import attrgetter
 
 import numpy as np
@@ -60,12 +59,8 @@ class WaitingLine:
         """Least prefill of all requests together, as it was on arrival."""
         return self._work_ms if self._items else 0.0
 
-    def first(self, count: int) -> Sequence[Queued]:
-        """The first so many, in order; the line may change while they are gone through."""
-        return list(islice(self._items, count))
-
     def all(self) -> Sequence[Queued]:
-        """Every one, in order."""
+        """Every one, in order; the line may change while they are gone through."""
         return list(self._items)
 
     def holds(self, request_id: str) -> bool:
