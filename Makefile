@@ -18,9 +18,11 @@ ENGINE_READY := $(ENGINE_VENV)/.ready
 # A real engine on the CPU: one thread each, nothing fetched at run time.
 ENGINE_ENV := SGLANG_USE_CPU_ENGINE=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 
+# The mark is a copy of the list that the environment was made from: a checkout that only touches the file makes nothing anew.
 # Outside CI an environment that cannot be made is a reason to skip: tools/engine_environment says which, and ends with 77.
 define engine_environment
-@test $(ENGINE_READY) -nt engine/requirements-test.txt || { tools/engine_environment $(ENGINE_VENV) $(PYTHON) && touch $(ENGINE_READY); } || { \
+@cmp -s engine/requirements-test.txt $(ENGINE_READY) || { \
+	tools/engine_environment $(ENGINE_VENV) $(PYTHON) && cp engine/requirements-test.txt $(ENGINE_READY); } || { \
 	code=$$?; rm -rf $(ENGINE_VENV); \
 	if [ $$code = 77 ] && [ "$${CI:-}" != true ]; then echo "$@: skipped, see the line above"; exit 0; fi; exit $$code; }
 endef
