@@ -57,6 +57,7 @@ async def test_ready_says_what_is_missing_and_health_does_not_wait_for_it() -> N
         status, text = await get("/readyz")
         assert status == 503
         assert "has not described itself yet" in text
+        await _comes(get, "/readyz", lambda _, text: "Cannot connect to host" in text)
         await engine.start()
         await _comes(get, "/readyz", lambda status, _: status == 200)
         engine.healthy = False
@@ -77,6 +78,7 @@ async def test_ready_needs_the_eviction_policy_only_where_it_is_required() -> No
             await _comes(get, "/readyz", lambda status, _: status == 200)
         async with _pages(engine, router, require_eviction="lru") as get:
             text = await _comes(get, "/readyz", lambda _, text: "runs 'rlt', not 'lru'" in text)
+            assert 'eviction_policy_live{rank="0"} 0.0' in (await get("/metrics"))[1]
 
 
 async def test_ready_is_gone_while_the_engine_is_away() -> None:

@@ -285,12 +285,16 @@ def test_pages_on_other_media_are_not_credited() -> None:
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_failed_snapshot_is_asked_for_again_unless_the_state_socket_is_lost(*, silent: bool) -> None:
     pair = _settled(exact=True)
+    assert (pair.mirror.in_sync, pair.mirror.reason()) == (True, "")
     pair.mirror.undecodable(pair.engine.sequence, "garbage")
+    assert (pair.mirror.in_sync, pair.mirror.reason()) == (False, "garbage")
+    assert not pair.mirror.verification.held
     if silent:
         pair.mirror.state_lost("silent")
     pair.mirror.snapshot_failed("no answer")
     assert isinstance(pair.mirror.need, NeedSnapshot) is not silent
     assert (pair.mirror.blocks == 0) is silent
+    assert pair.mirror.in_sync is silent  # as a subset of nothing; or what cannot be proven is not called proven
 
 
 def _batch(item: tuple[int, bytes]) -> tuple[int, Any]:

@@ -59,6 +59,11 @@ class EngineHttp:
         return self.latest
 
     @property
+    def trouble(self) -> str:
+        """Why it has not described itself; empty if it has, or was not asked yet."""
+        return self._last_failure
+
+    @property
     def pause_s(self) -> float:
         """Until the engine is asked again."""
         return self._times.healthy_s if self.healthy else self._times.away_s

@@ -108,9 +108,12 @@ def _gauge(gauges: _Families, rank: Rank, number: str) -> None:
         ("mirror_in_sync", "1 if the mirror may be shown", not rank.why_not_in_sync()),
         ("mirror_verified", "1 if the latest comparison with the engine held", vitals.verified),
         ("events_flowing", "1 if the engine's events arrive", vitals.events_flowing),
-        ("eviction_policy_live", "1 if the engine reports its policy at work", vitals.eviction_live),
         ("event_queue_bytes", "Event batches received and not yet read", waiting),
     ]
+    required = rank.facts.required_eviction
+    if required or vitals.eviction_live:
+        live = not rank.why_eviction_is_not_proven(required) if required else True
+        rows.append(("eviction_policy_live", "1 if the engine proves the policy that it must run, or any", live))
     if vitals.load is not None:
         stat = vitals.load.stat
         rows += [

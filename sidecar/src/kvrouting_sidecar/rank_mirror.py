@@ -83,8 +83,8 @@ class RankMirror:
 
     @property
     def in_sync(self) -> bool:
-        """It may be shown: no snapshot is being taken in."""
-        return self._settled
+        """It may be shown: no snapshot is wanted or being taken in."""
+        return self._settled and not self._in_doubt
 
     @property
     def next_sequence(self) -> int | None:
@@ -109,7 +109,7 @@ class RankMirror:
 
     def reason(self) -> str:
         """Why the mirror is not exact or not in sync; empty when all is well."""
-        if not self._settled:
+        if not self.in_sync:
             return self.doubt_reason
         if self.source is Source.EXACT:
             return ""
@@ -357,6 +357,7 @@ class RankMirror:
         self._gap = None
         if self._state_answers:
             self._in_doubt = True
+            self.verification.lost()
             self.need = NeedSnapshot(reason)
             return
         self.need = None

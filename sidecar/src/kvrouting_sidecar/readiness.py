@@ -25,6 +25,7 @@ class Check:
 def readiness(
     *,
     engine_known: bool,
+    engine_trouble: str,
     engine_healthy: bool,
     engine_url: str,
     ranks: Sequence[Rank],
@@ -36,6 +37,8 @@ def readiness(
     that every router there is has refused will never get a request, and must not be taken for ready.
     """
     unknown = "" if engine_known else f"the engine at {engine_url} has not described itself yet"
+    if unknown and engine_trouble:
+        unknown += f": {engine_trouble}"
     health = "" if engine_healthy else f"{engine_url}/health does not answer 200"
     checks = [
         Check(name="engine_known", reason=unknown),

@@ -66,6 +66,7 @@ class Sidecar:
         """What must hold before requests may come, and what of it does."""
         return readiness(
             engine_known=bool(self.ranks),
+            engine_trouble=self.engine.trouble if self.engine else "",
             engine_healthy=self.engine is not None and self.engine.healthy,
             engine_url=self.settings.engine_url,
             ranks=self.ranks,
