@@ -170,7 +170,7 @@ class EngineSpec(Part, frozen=True, kw_only=True):
         int, Meta(description="Copies of the model in one worker. Each is a routing target of its own.", ge=1, le=16)
     ] = 1
     page_size: Annotated[
-        Annotated[int, Meta(ge=1, le=128)] | None,
+        Annotated[int, Meta(ge=1, le=64)] | None,
         Meta(
             description="Tokens in a page of the KV cache; default: that of the class, 16 for H200 and 1 for the "
             "others. The eviction decides page by page: on a fast card many small pages take a large share of its time."
