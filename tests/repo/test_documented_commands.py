@@ -15,12 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def documented() -> list[tuple[str, str]]:
-    """(file, command line) of each line in a code block that starts with `kvrouting`."""
+    """(file, command line) of each line in a code block that starts with `kvrouting`, also that of `.venv/bin`."""
     found = []
     for path in sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]):
         for block in re.findall(r"^```[a-z]*\n(.*?)^```", path.read_text(), flags=re.MULTILINE | re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
-                if line.strip().startswith("kvrouting "):
+                if line.strip().startswith(("kvrouting ", ".venv/bin/kvrouting ")):
                     found.append((str(path.relative_to(ROOT)), line.split(" #")[0].strip().rstrip("&").strip()))
     return found
 
