@@ -69,9 +69,8 @@ def test_the_true_coefficients_are_recovered_on_the_virtual_clock(name: str) -> 
     true = worker_class(name).times
     found = calibrate(observed(name))
     assert max(off(found.times, true).values()) < 0.1, off(found.times, true)
-    assert (
-        abs(found.times.prefill_ms([(0, 1)]) - true.prefill_ms([(0, 1)])) < 5
-    )  # c0 + w, with the way: two hops of 1 ms
+    # c0 + w, with the way: two hops of 1 ms.
+    assert abs(found.times.prefill_ms([(0, 1)]) - true.prefill_ms([(0, 1)])) < 3
 
 
 def with_outliers(observations: Sequence[Observation], *, share: float, seed: int) -> list[Observation]:

@@ -146,8 +146,14 @@ def _fit_prefill(batches: Sequence[PrefillBatch], *, seed: int) -> _PrefillFit:
     def design(floor: float) -> Floats:
         return np.column_stack([np.ones(len(new)), np.maximum(floor, new), pairs])
 
-    candidates = [0.0, *np.unique(np.quantile(new, np.linspace(0, _HIGHEST_FLOOR, _FLOORS)))]
-    floor = min(candidates, key=lambda tokens: robust_loss(design(tokens), target, weights))
+    def best(floors: Sequence[float] | Floats) -> int:
+        return int(np.argmin([robust_loss(design(tokens), target, weights) for tokens in floors]))
+
+    coarse = [0.0, *np.unique(np.quantile(new, np.linspace(0, _HIGHEST_FLOOR, _FLOORS)))]
+    place = best(coarse)
+    # It lies between the neighbours of the best of the sizes that were seen.
+    fine = np.linspace(coarse[max(0, place - 1)], coarse[min(len(coarse) - 1, place + 1)], _FLOORS)
+    floor = fine[best(fine)]
     fit = robust_fit(design(floor), target, weights, seed=seed)
     return _prefill_fit(fit, floor=float(floor))
 
