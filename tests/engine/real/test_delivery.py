@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -27,6 +28,15 @@ def installed() -> dict[str, str]:
     return {each.metadata["Name"]: each.version for each in distributions()}
 
 
+def stock_python(folder: Path) -> Path:
+    """An interpreter with the packages of this environment but for the project, which is in it by a .pth file: those
+    of another environment's folder are not read."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "stock.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT / 'tests/engine/cpu_stubs'}\n")
+    return folder / "bin" / "python"
+
+
 def test_a_target_folder_on_pythonpath_is_enough(tmp_path: Path) -> None:
     before = installed()
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), ".")
@@ -41,8 +51,14 @@ def test_a_target_folder_on_pythonpath_is_enough(tmp_path: Path) -> None:
         "from sglang.srt.mem_cache.registry import registered_radix_cache_backends as names\n"
         "print(json.dumps([names(), kvrouting_sglang.__file__]))"
     )
+    stock = str(stock_python(tmp_path / "stock"))
+    without = subprocess.run(
+        [stock, "-c", "import kvrouting_sglang"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )  # fmt: skip
+    assert "No module named 'kvrouting_sglang'" in without.stderr
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        [stock, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "plugin")}, check=True,
     )  # fmt: skip
     names, found_at = json.loads(done.stdout.splitlines()[-1])
