@@ -194,3 +194,15 @@ asyncio.run(main())
         parent.wait(30)
     psutil.wait_procs([child], timeout=30)
     assert not child.is_running()
+
+
+async def test_a_killed_process_is_not_missed_while_it_is_started_again(tmp_path: Path) -> None:
+    process = managed(tmp_path, "import time; time.sleep(60)")
+    await process.start()
+    await process.kill()
+    restart = asyncio.create_task(process.start())
+    while not restart.done():
+        process.check()
+        await asyncio.sleep(0)
+    process.check()
+    await process.kill()

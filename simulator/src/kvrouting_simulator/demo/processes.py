@@ -80,11 +80,11 @@ class ManagedProcess:
         if self.is_running:
             raise RuntimeError(f"{self.spec.name} runs already (pid {self.pid})")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._expected_to_end = False
         # A new object is a new story: the log of an earlier run would only mislead.
         with self.log_path.open("wb" if self._process is None else "ab") as log:
             self._read_from = log.tell()
             self._process = await self._spawn(log)
+        self._expected_to_end = False  # not before: until then a check still looks at the process that was killed
 
     async def _spawn(self, log: IO[bytes]) -> asyncio.subprocess.Process:
         command = list(self.spec.command)
