@@ -110,6 +110,11 @@ async def test_what_is_no_json_object(pair: Pair, path: str, body: bytes, says: 
         (GENERATE, {"text": "a", "sampling_params": {"max_new_tokens": -1}}, "max_new_tokens must be at least 0"),
         (GENERATE, {"text": "a", "sampling_params": 3}, "sampling_params must be an object"),
         (GENERATE, {"text": "a", "sampling_params": {"n": 0}}, "n must be at least 1"),
+        (CHAT, chat(n=1_000_000), "n must ask for at most 4096 answers in one request, got 1000000"),
+        (COMPLETIONS, {"model": "m", "prompt": "x", "n": 4097}, "at most 4096 answers in one request, got 4097"),
+        (COMPLETIONS, {"model": "m", "prompt": ["x"] * 4097}, "got 1 for each of 4097 prompts"),
+        (COMPLETIONS, {"model": "m", "prompt": ["x", "y"], "n": 2049}, "got 2049 for each of 2 prompts"),
+        (GENERATE, {"text": "a", "sampling_params": {"n": 10**30}}, f"got {10**30}"),
     ],
 )
 async def test_what_the_api_forbids(pair: Pair, path: str, body: Any, says: str) -> None:

@@ -179,17 +179,17 @@ def test_namespaces_of_forms() -> None:
         ({"cache_salt": "", "lora_path": ""}, Namespace(model="a/b")),
     ]
     for body, namespace in cases:
-        assert parse_form(Api.COMPLETIONS, {"prompt": "x", **body}, model="a/b").namespace == namespace
+        assert parse_form(Api.COMPLETIONS, {"prompt": "x", **body}, model="a/b", max_sequences=8).namespace == namespace
 
 
 def test_sequences_are_prompts_times_n() -> None:
-    form = parse_form(Api.COMPLETIONS, {"prompt": ["a", "b", "c"], "n": 2, "max_tokens": 4}, model="m")
+    form = parse_form(Api.COMPLETIONS, {"prompt": ["a", "b", "c"], "n": 2, "max_tokens": 4}, model="m", max_sequences=8)
     assert (form.sequences, len(form.further), form.max_output_tokens) == (6, 2, 4)
     body: Mapping[str, object] = {"text": ["a", "b"], "sampling_params": {"n": 3, "max_new_tokens": 0}}
-    form = parse_form(Api.GENERATE, body, model="m")
+    form = parse_form(Api.GENERATE, body, model="m", max_sequences=8)
     assert (form.sequences, form.max_output_tokens) == (6, 0)
     body = {"messages": [{"role": "user"}], "max_tokens": 9, "max_completion_tokens": 5}
-    assert parse_form(Api.CHAT, body, model="m").max_output_tokens == 5
+    assert parse_form(Api.CHAT, body, model="m", max_sequences=8).max_output_tokens == 5
 
 
 # --- prompts ---
@@ -217,18 +217,18 @@ def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter(texts: list[
 
 
 def test_other_prompts_of_a_list_are_weighed() -> None:
-    ids = parse_form(Api.COMPLETIONS, {"prompt": [[1] * 20, [2] * 30]}, model="m")
+    ids = parse_form(Api.COMPLETIONS, {"prompt": [[1] * 20, [2] * 30]}, model="m", max_sequences=8)
     read = reader().read_now(ids)
     assert (read.prompt_tokens, read.further_prompt_tokens, read.exact, len(read.blocks)) == (20, 30, True, 1)
-    texts = reader().read_now(parse_form(Api.COMPLETIONS, {"prompt": ["x" * 40, "y" * 80]}, model="m"))
+    texts = reader().read_now(parse_form(Api.COMPLETIONS, {"prompt": ["x" * 40, "y" * 80]}, model="m", max_sequences=8))
     assert (texts.prompt_tokens, texts.further_prompt_tokens, texts.exact) == (10, 20, False)
-    empty = reader().read_now(parse_form(Api.COMPLETIONS, {"prompt": ["", "y" * 80]}, model="m"))
+    empty = reader().read_now(parse_form(Api.COMPLETIONS, {"prompt": ["", "y" * 80]}, model="m", max_sequences=8))
     assert (empty.prompt_tokens, empty.further_prompt_tokens, empty.blocks) == (1, 20, [])
 
 
 def test_guessed_text_never_matches_token_ids() -> None:
-    text = parse_form(Api.COMPLETIONS, {"prompt": "abcd" * 16}, model="m")
-    ids = parse_form(Api.COMPLETIONS, {"prompt": text_as_tokens(b"abcd" * 16).tolist()}, model="m")
+    text = parse_form(Api.COMPLETIONS, {"prompt": "abcd" * 16}, model="m", max_sequences=8)
+    ids = parse_form(Api.COMPLETIONS, {"prompt": text_as_tokens(b"abcd" * 16).tolist()}, model="m", max_sequences=8)
     assert reader().read_now(text).blocks != reader().read_now(ids).blocks
 
 
@@ -245,7 +245,7 @@ class RefusingTokenizer:
 
 
 def test_a_chat_that_the_template_refuses_is_routed_by_its_text() -> None:
-    form = parse_form(Api.CHAT, {"messages": [{"role": "system", "content": "x" * 400}]}, model="m")
+    form = parse_form(Api.CHAT, {"messages": [{"role": "system", "content": "x" * 400}]}, model="m", max_sequences=8)
     tokenizing = PromptReader(hasher=HASHER, executor=ThreadPoolExecutor(1), tokenizer=RefusingTokenizer())
     read = tokenizing.read_now(form)
     assert not read.exact
@@ -286,7 +286,7 @@ async def test_only_what_is_surely_quick_is_tokenized_on_the_loop(
 ) -> None:
     threads = NoThreads()
     tokenizing = PromptReader(hasher=HASHER, executor=threads, tokenizer=ByteTokenizer())
-    form = parse_form(api, body, model="m")
+    form = parse_form(api, body, model="m", max_sequences=8)
     assert await tokenizing.read(form) == tokenizing.read_now(form)
     assert threads.asked == (0 if on_the_loop else 1)
 
@@ -351,6 +351,7 @@ def test_the_longer_of_both_views_counts() -> None:
     [
         (lambda: TimeLimits(idle_s=0), "idle_s must be positive, got 0"),
         (lambda: SizeLimits(max_body_bytes=0), "max_body_bytes must be positive"),
+        (lambda: SizeLimits(max_sequences=0), "max_sequences must be positive, got 0"),
         (lambda: SizeLimits(max_header_bytes=10), "max_header_bytes must be at least 1024, got 10"),
         (lambda: SizeLimits(decision_header_bytes=1), "decision_header_bytes must be at least 256"),
         (lambda: SyncOptions(silence_s=5, gone_s=5), "gone_s 5 must exceed silence_s 5"),

@@ -82,6 +82,7 @@ async def test_a_pick_without_a_report_is_released_after_its_limit() -> None:
         (pick_pb2.PickRequest(model="other", text="x"), grpc.StatusCode.NOT_FOUND),
         (pick_pb2.PickRequest(chat_request_json="{"), grpc.StatusCode.INVALID_ARGUMENT),
         (pick_pb2.PickRequest(chat_request_json='{"messages":[]}'), grpc.StatusCode.INVALID_ARGUMENT),
+        (pick_pb2.PickRequest(chat_request_json=json.dumps(chat(n=5000))), grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )
 async def test_bad_picks(request_: Any, status: grpc.StatusCode) -> None:

@@ -174,6 +174,7 @@ async def test_what_a_gone_process_still_says_changes_nothing() -> None:
             block_size_tokens=16,
             hash_key_id=HASHER.key_id,
             tokenizer_fingerprint="",
+            gpu_classes=["L40"],
             join_token=None,
         )
         sessions = []

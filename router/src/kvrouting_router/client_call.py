@@ -128,7 +128,7 @@ class CallReader:
         )
 
     def _parse(self, api: Api, body: bytes) -> GenerationForm:
-        return parse_form(api, decode_body(body), model=self._model)
+        return parse_form(api, decode_body(body), model=self._model, max_sequences=self._sizes.max_sequences)
 
 
 def _check_content(request: web.BaseRequest) -> None:

@@ -7,6 +7,7 @@ import logging
 import secrets
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import msgspec
 
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.routing.policy import AdmissionLimits
+from kvrouting_core.service_time import StepTimes
 from kvrouting_router.api_keys_file import ApiKeysFile
-from kvrouting_router.class_files import read_class_files
+from kvrouting_router.class_files import known_classes, read_class_files, unknown_class
 from kvrouting_router.client_call import ApiKeys
 from kvrouting_router.command_options import (
     limit_options,
@@ -95,7 +97,7 @@ def configuration(given: dict[str, Any]) -> RouterConfig:
             StaticWorker(url=u, worker_class=given["worker_class"], capacity_tokens=given["worker_capacity_tokens"])
             for u in given["workers"]
         ],
-        class_times=read_class_files(given["class_files"]),
+        class_times=_class_times(given["class_files"], given["worker_class"]),
         health_path=given["health_path"],
         decisions_file=given["decisions_file"],
         log_decisions=given["log_decisions"],
@@ -104,9 +106,17 @@ def configuration(given: dict[str, Any]) -> RouterConfig:
     )
 
 
+def _class_times(paths: tuple[Path, ...], worker_class: str) -> Mapping[str, StepTimes]:
+    measured = read_class_files(paths)
+    classes = known_classes(measured)
+    if worker_class not in classes:
+        raise ValueError(f"--worker-class: {unknown_class(worker_class, classes)}")
+    return measured
+
+
 def _router_options(given: dict[str, Any]) -> RouterOptions:
     times = {f.name: given[f.name] for f in fields(TimeLimits)}
-    sizes = {n: given[n] for n in ("max_body_bytes", "max_header_bytes", "decision_header_bytes")}
+    sizes = {n: given[n] for n in ("max_body_bytes", "max_header_bytes", "max_sequences", "decision_header_bytes")}
     return RouterOptions(
         times=TimeLimits(**times),
         sizes=SizeLimits(**sizes),

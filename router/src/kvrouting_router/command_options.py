@@ -54,7 +54,8 @@ pool_options = _group(
     click.option("--join-token-file", type=_FILE, help="Sidecars must present its content; without it all may join."),
     click.option("--worker", "workers", multiple=True, metavar="URL", envvar="KVROUTING_ROUTER_WORKER",
                  help="An engine without a sidecar, http://host:port; may be repeated. Its cache is guessed."),
-    click.option("--worker-class", default="L40", show_default=True, help="GPU class of the --worker engines."),
+    click.option("--worker-class", default="L40", show_default=True,
+                 help="GPU class of the --worker engines: built in, or of a --class-file."),
     click.option("--class-file", "class_files", multiple=True, type=_FILE, envvar="KVROUTING_ROUTER_CLASS_FILE",
                  help="A GPU class that was measured, as `kvrouting calibrate` writes it; may be repeated."),
     click.option("--worker-capacity-tokens", type=_COUNT, default=197_000, show_default=True,
@@ -113,6 +114,8 @@ limit_options = _group(
     click.option("--pick-s", type=_SECONDS, default=600.0, show_default=True, help="For the final report of a Pick."),
     click.option("--max-body-bytes", type=_COUNT, default=32 * 1024 * 1024, show_default=True),
     click.option("--max-header-bytes", type=click.IntRange(min=1024), default=16 * 1024, show_default=True),
+    click.option("--max-sequences", type=_COUNT, default=4096, show_default=True,
+                 help="Answers that one request may ask for, prompts times n; more get 400."),
     click.option("--decision-header-bytes", type=click.IntRange(min=256), default=4096, show_default=True,
                  help="Above this the header x-kvrouting-decision holds the choice alone."),
 )  # fmt: skip

@@ -54,12 +54,14 @@ _OUTCOMES = {
 }
 
 
-def read_form(request: pick_pb2.PickRequest, *, model: str) -> GenerationForm:
+def read_form(request: pick_pb2.PickRequest, *, model: str, max_sequences: int) -> GenerationForm:
     """The request as the HTTP surface would see it. Raises: InvalidRequestError, UnknownModelError."""
     kind = request.WhichOneof("prompt")
     if kind == "chat_request_json":
-        return parse_form(Api.CHAT, decode_body(request.chat_request_json.encode()), model=model)
-    named = parse_form(Api.COMPLETIONS, {"model": request.model or None, "prompt": ""}, model=model)
+        body = decode_body(request.chat_request_json.encode())
+        return parse_form(Api.CHAT, body, model=model, max_sequences=max_sequences)
+    body = {"model": request.model or None, "prompt": ""}
+    named = parse_form(Api.COMPLETIONS, body, model=model, max_sequences=1)
     prompt: Prompt = OpaquePrompt(size_bytes=0)
     if kind == "text":
         prompt = TextPrompt(text=request.text)
@@ -99,6 +101,7 @@ class PickService(pick_pb2_grpc.PickerServicer):
         model: str,
         times: TimeLimits,
         prefix_credit_s: float,
+        max_sequences: int,
         why_not_serving: Callable[[], str],
     ) -> None:
         self._pool = pool
@@ -109,6 +112,7 @@ class PickService(pick_pb2_grpc.PickerServicer):
         self._model = model
         self._times = times
         self._prefix_credit_s = prefix_credit_s
+        self._max_sequences = max_sequences
         self._why_not_serving = why_not_serving
         self._ids = RequestIds()
         self._picks: dict[str, _Pick] = {}
@@ -129,7 +133,7 @@ class PickService(pick_pb2_grpc.PickerServicer):
         self._authenticate(context)
         if reason := self._why_not_serving():
             raise NotReadyError(reason)
-        form = read_form(request, model=self._model)
+        form = read_form(request, model=self._model, max_sequences=self._max_sequences)
         prompt = await self._reader.read(form)
         routing = RoutingRequest(
             request_id=self._ids.next(),

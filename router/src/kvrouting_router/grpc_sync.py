@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,6 +15,7 @@ import grpc.aio
 from kvrouting.v1 import sync_pb2, sync_pb2_grpc
 from kvrouting_core.identity import WorkerIdentity
 from kvrouting_core.routing.events import SchedulerOptions
+from kvrouting_router.class_files import unknown_class
 from kvrouting_router.metrics import RouterMetrics
 from kvrouting_router.options import SyncOptions
 from kvrouting_router.pool import Pool
@@ -38,13 +39,14 @@ _MIRRORS: dict[int, Mirror] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolTerms:
-    """What a worker must agree with to join. join_token: None: everybody may."""
+    """What a worker must agree with to join. join_token: None: everybody may. gpu_classes: those that are known."""
 
     pool: str
     model: str
     block_size_tokens: int
     hash_key_id: str
     tokenizer_fingerprint: str
+    gpu_classes: Collection[str]
     join_token: str | None
 
 
@@ -57,7 +59,7 @@ class HandshakeRefusedError(Exception):
 
 
 def read_hello(hello: sync_pb2.Hello, terms: PoolTerms) -> WorkerFacts:
-    """The worker's facts. Raises: HandshakeRefusedError naming both values."""
+    """The worker's facts. Raises: HandshakeRefusedError naming the value and what it should be."""
     for name, theirs, ours in (
         ("pool", hello.pool, terms.pool),
         ("model", hello.model, terms.model),
@@ -66,6 +68,8 @@ def read_hello(hello: sync_pb2.Hello, terms: PoolTerms) -> WorkerFacts:
     ):
         if theirs != ours:
             raise HandshakeRefusedError(name, f"{name} differs: the worker has {theirs!r}, this router {ours!r}")
+    if hello.gpu_class and hello.gpu_class not in terms.gpu_classes:
+        raise HandshakeRefusedError("gpu_class", unknown_class(hello.gpu_class, terms.gpu_classes))
     try:
         identity = WorkerIdentity(pool=hello.pool, pod_uid=hello.pod_uid, dp_rank=hello.dp_rank)
         return WorkerFacts(

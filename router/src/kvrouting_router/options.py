@@ -37,14 +37,19 @@ class TimeLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeLimits:
-    """How large a request may be, in bytes; decision_header_bytes bounds our own response header."""
+    """How large a request may be, in bytes; decision_header_bytes bounds our own response header.
+
+    max_sequences: answers to one request, prompts times n; an engine makes a request of its own of each.
+    """
 
     max_body_bytes: int = 32 * 1024 * 1024
     max_header_bytes: int = 16 * 1024
+    max_sequences: int = 4096
     decision_header_bytes: int = 4096
 
     def __post_init__(self) -> None:
         _positive(self.max_body_bytes, "max_body_bytes")
+        _positive(self.max_sequences, "max_sequences")
         if self.max_header_bytes < 1024:
             raise ValueError(f"max_header_bytes must be at least 1024, got {self.max_header_bytes}")
         if self.decision_header_bytes < 256:

@@ -83,8 +83,8 @@ def decode_body(body: bytes) -> Mapping[str, object]:
     return value
 
 
-def parse_form(api: Api, body: Mapping[str, object], *, model: str) -> GenerationForm:
-    """Reads what routing needs. model: the name that the pool serves.
+def parse_form(api: Api, body: Mapping[str, object], *, model: str, max_sequences: int) -> GenerationForm:
+    """Reads what routing needs. model: the name that the pool serves. max_sequences: answers that may be asked for.
 
     Raises: InvalidRequestError naming field and value; UnknownModelError.
     """
@@ -93,14 +93,13 @@ def parse_form(api: Api, body: Mapping[str, object], *, model: str) -> Generatio
         adapter = _first_text(body, "lora_path")
     prompts = _PROMPTS[api](body)
     parameters = _sampling(body) if api is Api.GENERATE else body
-    n = _count(parameters, "n", least=1) or 1
     return GenerationForm(
         api=api,
         namespace=_namespace(body, model, adapter),
         stream=_flag(body, "stream"),
         prompt=prompts[0],
         further=tuple(prompts[1:]),
-        sequences=len(prompts) * n,
+        sequences=_sequences(parameters, len(prompts), most=max_sequences),
         max_output_tokens=_max_output_tokens(api, parameters),
     )
 
@@ -155,6 +154,14 @@ def _count(body: Mapping[str, object], name: str, *, least: int) -> int | None:
     if value < least:
         raise InvalidRequestError(f"{name} must be at least {least}, got {value}")
     return value
+
+
+def _sequences(parameters: Mapping[str, object], prompts: int, *, most: int) -> int:
+    n = _count(parameters, "n", least=1) or 1
+    if n * prompts > most:
+        of = f" for each of {prompts} prompts" if prompts > 1 else ""
+        raise InvalidRequestError(f"n must ask for at most {most} answers in one request, got {n}{of}")
+    return n * prompts
 
 
 def _max_output_tokens(api: Api, parameters: Mapping[str, object]) -> int | None:

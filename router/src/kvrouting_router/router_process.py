@@ -19,6 +19,7 @@ from kvrouting_core.routing.events import Tick
 from kvrouting_core.routing.policy import AdmissionLimits, CacheView, Policy
 from kvrouting_core.routing.registry import build_policy
 from kvrouting_core.service_time import StepTimes
+from kvrouting_router.class_files import known_classes
 from kvrouting_router.client_call import ApiKeys, CallReader
 from kvrouting_router.decision_log import DecisionFile, DecisionLog
 from kvrouting_router.dispatcher import Dispatcher
@@ -205,6 +206,7 @@ class Router:
             block_size_tokens=config.block_size_tokens,
             hash_key_id=self._hasher.key_id,
             tokenizer_fingerprint=self._reader.fingerprint,
+            gpu_classes=known_classes(config.class_times),
             join_token=config.join_token,
         )
         sync = WorkerSyncService(
@@ -219,6 +221,7 @@ class Router:
             model=config.model,
             times=config.options.times,
             prefix_credit_s=config.options.routing.prefix_credit_s,
+            max_sequences=config.options.sizes.max_sequences,
             why_not_serving=self._pages.why_not_serving,
         )
         return GrpcServer(sync=sync, pick=pick, host=config.grpc_host, port=config.grpc_port, tls=config.tls)

@@ -41,7 +41,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--hash-key-file", type=_FILE, help="File with the pool's hash key: 32 to 128 hex digits or 16 to 64 raw bytes."
 )
 @click.option("--hash-key", default=None, help="The pool's hash key in hex; prefer the file or the environment.")
-@click.option("--gpu-class", default="", help="L40, L40S, H200 ...: selects the prior of the service time.")
+@click.option(
+    "--gpu-class",
+    default="",
+    help="Selects the prior of the service time: built in (L40, L40S, H200 ...) or measured; the routers must know it.",
+)
 @click.option("--tokenizer-fingerprint", default="", help="Of the model's tokenizer, to be compared by the routers.")
 @click.option("--events-endpoint", default=None, help="KV events of rank 0; default: as the engine says.")
 @click.option("--replay-endpoint", default=None, help="Replay of rank 0; default: as the engine says.")
