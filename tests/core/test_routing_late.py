@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings
 
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.routing.decision import Action, Dispatch, Refusal, RefusalReason
@@ -21,7 +17,6 @@ from kvrouting_core.routing.events import (
     FirstToken,
     LoadReport,
     Outcome,
-    PrefixArrived,
     RoutingRequest,
     SchedulerOptions,
     Tick,
@@ -32,7 +27,6 @@ from kvrouting_core.routing.events import (
 from kvrouting_core.routing.late import LatePolicy
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import AdmissionLimits
-from tests.fakes.obvious_plan import ObviousPlan
 from tests.fakes.routing_pool import BLOCK_TOKENS, SetCache, profile, prompt_blocks
 
 WORKERS = tuple(WorkerId(f"w{i}") for i in range(3))
@@ -392,179 +386,41 @@ class TestWhoDoesNotWait:
         assert [r.request_id for r in bench.refused] == ["r1"]
 
 
-# --- whole histories ---
+class TestLimits:
+    def test_one_that_was_admitted_and_lost_its_worker_is_not_turned_away(self) -> None:
+        bench = Bench(WORKERS[:2], limits=AdmissionLimits(max_expected_wait_ms=1000))
+        bench.arrive("r0")
+        (worker,) = [worker for name, worker in bench.sent if name == "r0"]
+        for each in WORKERS[:2]:
+            report(bench, running=1, waiting_tokens=1_000_000, worker=each)
+        assert isinstance(bench.arrive("new")[0], Refusal)
+        bench.tell(Ended(request_id="r0", outcome=Outcome.FAILED))
+        bench.arrive("r0", excluded=[worker])
+        assert [r.request_id for r in bench.refused] == ["new"]
+        assert bench.policy.waiting + bench.order.count("r0") == 2
 
+    def test_neither_when_the_line_is_full(self) -> None:
+        bench = Bench(WORKERS[:1], limits=AdmissionLimits(max_waiting=1))
+        for number in range(4):
+            bench.arrive(f"r{number}", 8000)
+        assert bench.policy.waiting == 1
+        refused = len(bench.refused)
+        bench.arrive("again", 8000, excluded=[WorkerId("gone")])
+        assert (bench.policy.waiting, len(bench.refused)) == (2, refused)
 
-@dataclass
-class Served:
-    """What a request meets: when it arrived, when it was sent and where."""
-
-    request: RoutingRequest
-    arrived_ms: float
-    sent_ms: float = math.inf
-    worker: WorkerId | None = None
-
-
-@dataclass
-class Servers:
-    """Engines that prefill one request after the other and then decode; every event of them goes to the policy."""
-
-    tell: Callable[[Event, float], Sequence[Action]]
-    cache: SetCache
-    requests: dict[str, Served] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
-    due: list[tuple[float, int, Event]] = field(default_factory=list)
-    free_ms: dict[WorkerId, float] = field(default_factory=dict)
-    count: int = 0
-
-    def plan(self, at_ms: float, event: Event) -> None:
-        self.count += 1
-        heapq.heappush(self.due, (at_ms, self.count, event))
-
-    def run(self) -> None:
-        while self.due:
-            now_ms, _, event = heapq.heappop(self.due)
-            if isinstance(event, Arrival):
-                self.requests[event.request.request_id] = Served(event.request, now_ms)
-            for action in self.tell(event, now_ms):
-                if isinstance(action, Dispatch):
-                    self.serve(action, now_ms)
-                else:
-                    self.refused.append(action.request_id)
-            if isinstance(event, FirstToken):
-                served = self.requests[event.request_id]
-                assert served.worker is not None
-                self.cache.put(served.worker, served.request.blocks)
-                self.tell(PrefixArrived(request_id=event.request_id), now_ms)
-
-    def serve(self, action: Dispatch, now_ms: float) -> None:
-        served = self.requests[action.request_id]
-        assert served.worker is None, f"{action.request_id} is sent twice"
-        served.sent_ms, served.worker = now_ms, action.worker
-        chosen = action.decision.chosen
-        begin_ms = max(now_ms + 1, self.free_ms.get(action.worker, 0.0))
-        done_ms = begin_ms + 6 + MS_PER_TOKEN * chosen.uncached_tokens
-        self.free_ms[action.worker] = done_ms
-        self.plan(done_ms, FirstToken(request_id=action.request_id))
-        ended = Ended(request_id=action.request_id, outcome=Outcome.COMPLETED, output_tokens=4)
-        self.plan(done_ms + 75, ended)
-
-
-_SHARED = prompt_blocks(1, 40)
-_PREFIXES: tuple[list[int], ...] = ([], _SHARED[:20], _SHARED, prompt_blocks(2, 10))
-arrivals = st.lists(
-    st.tuples(st.floats(0, 400, allow_nan=False), st.sampled_from(_PREFIXES), st.integers(0, 60), st.integers(1, 63)),
-    min_size=1,
-    max_size=40,
-)
-
-
-def planned(servers: Servers, chosen: Sequence[tuple[float, Sequence[int], int, int]]) -> None:
-    now_ms = 0.0
-    for number, (gap_ms, prefix, own_blocks, rest) in enumerate(chosen):
-        now_ms += gap_ms
-        blocks = prompt_blocks(100 + number, len(prefix) + own_blocks, prefix=prefix)
-        tokens = len(blocks) * BLOCK_TOKENS + rest
-        request = RoutingRequest(request_id=f"r{number}", blocks=blocks, prompt_tokens=tokens)
-        servers.plan(now_ms, Arrival(request=request))
-
-
-def join_all(policy: LatePolicy | ObviousPlan) -> None:
-    for place, worker in enumerate(WORKERS):
-        policy.handle(WorkerJoined(profile=profile(worker, "H200" if place == 2 else "L40")), now_ms=0.0)
-
-
-def late(cache: SetCache, parameters: LbgrParameters, *, seed: int = 5) -> LatePolicy:
-    return LatePolicy(
-        "lbgr",
-        parameters,
-        cache=cache,
-        block_size_tokens=BLOCK_TOKENS,
-        rng=random.Random(seed),
-        limits=AdmissionLimits(),
-    )
-
-
-class TestHistories:
-    @SETTINGS
-    @given(chosen=arrivals)
-    def test_it_sends_as_the_obvious_plan_does(self, chosen: Sequence[tuple[float, Sequence[int], int, int]]) -> None:
-        cache = SetCache()
-        parameters = LbgrParameters(binding="late", exploration_share=0)
-        ours = late(cache, parameters)
-        obvious = ObviousPlan(parameters, cache=cache, block_size_tokens=BLOCK_TOKENS, rng=random.Random(5))
-
-        def tell(event: Event, now_ms: float) -> Sequence[Action]:
-            actions = ours.handle(event, now_ms=now_ms)
-            expected = obvious.handle(event, now_ms=now_ms)
-            assert _sent(actions) == _sent(expected)
-            return actions
-
-        join_all(ours)
-        join_all(obvious)
-        servers = Servers(tell, cache)
-        planned(servers, chosen)
-        servers.run()
-        assert all(s.worker for s in servers.requests.values())
-
-    @SETTINGS
-    @given(chosen=arrivals, precedence=st.sampled_from([0.0, 2.0]))
-    def test_on_one_worker_nobody_is_passed_but_by_arrivals_within_their_precedence(
-        self, chosen: Sequence[tuple[float, Sequence[int], int, int]], precedence: float
-    ) -> None:
-        cache = SetCache()
-        policy = late(cache, LbgrParameters(binding="late", size_precedence=precedence))
-        policy.handle(WorkerJoined(profile=profile(ALONE[0])), now_ms=0.0)
-        servers = Servers(lambda event, now_ms: policy.handle(event, now_ms=now_ms), cache)
-        planned(servers, chosen)
-        servers.run()
-        requests = list(servers.requests.values())
-        for passed in requests:
-            longest_ms = 1.3 * MS_PER_TOKEN * passed.request.prompt_tokens
-            for passing in requests:
-                if passing.arrived_ms > passed.arrived_ms and passing.sent_ms < passed.sent_ms:
-                    assert passing.arrived_ms <= passed.arrived_ms + precedence * longest_ms
-
-    @SETTINGS
-    @given(chosen=arrivals, pause_ms=st.floats(0, 3000), gone_ms=st.floats(0, 3000))
-    def test_each_request_is_sent_once_though_workers_pause_and_go(
-        self, chosen: Sequence[tuple[float, Sequence[int], int, int]], pause_ms: float, gone_ms: float
-    ) -> None:
-        cache = SetCache()
-        policy = late(cache, LbgrParameters(binding="late"))
-        join_all(policy)
-        servers = Servers(lambda event, now_ms: policy.handle(event, now_ms=now_ms), cache)
-        planned(servers, chosen)
-        servers.plan(pause_ms, WorkerPaused(worker=WORKERS[0], reason="test"))
-        servers.plan(pause_ms + 500, WorkerJoined(profile=profile(WORKERS[0])))
-        servers.plan(gone_ms, WorkerGone(worker=WORKERS[1], reason="test"))
-        servers.run()
-        assert not servers.refused
-        assert all(s.worker for s in servers.requests.values())
-        assert (policy.waiting, [policy.in_flight(w) for w in WORKERS]) == (0, [0, 0, 0])
-
-    @SETTINGS
-    @given(chosen=arrivals)
-    def test_the_same_seed_gives_the_same_decisions(
-        self, chosen: Sequence[tuple[float, Sequence[int], int, int]]
-    ) -> None:
-        def decisions() -> list[Action]:
-            cache, made = SetCache(), list[Action]()
-            policy = late(cache, LbgrParameters(binding="late"))
-
-            def tell(event: Event, now_ms: float) -> Sequence[Action]:
-                actions = policy.handle(event, now_ms=now_ms)
-                made.extend(actions)
-                return actions
-
-            join_all(policy)
-            servers = Servers(tell, cache)
-            planned(servers, chosen)
-            servers.run()
-            return made
-
-        assert decisions() == decisions()
-
-
-def _sent(actions: Sequence[Action]) -> list[tuple[str, WorkerId]]:
-    return [(action.request_id, action.worker) for action in actions if isinstance(action, Dispatch)]
+    def test_a_prefix_that_is_on_its_way_shortens_the_wait_of_those_who_share_it(self) -> None:
+        """4.3 s each alone; once the first of them is sent, the others have but their last block to prefill. One at a
+        time is in flight."""
+        tight = {"decode_limit": 0.1, "initial_output_tokens": 1.0}
+        bench = Bench(limits=AdmissionLimits(max_expected_wait_ms=10_000), parameters=tight)
+        bench.arrive("filler", 2000)
+        document = prompt_blocks(1, 400)
+        for number in range(4):
+            bench.arrive(f"r{number}", blocks=document)
+        assert [r.request_id for r in bench.refused] == ["r3"]
+        bench.first_token("filler")
+        bench.end("filler")
+        assert bench.order == ["filler", "r0"]
+        for number in range(2):
+            bench.arrive(f"next{number}", 25_600)
+        assert [r.request_id for r in bench.refused] == ["r3"]

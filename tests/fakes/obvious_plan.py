@@ -11,7 +11,7 @@ from kvrouting_core.routing.admission import Admission
 from kvrouting_core.routing.bookkeeping import Bookkeeping
 from kvrouting_core.routing.choice import Choice, reason_for
 from kvrouting_core.routing.decision import Action, Reason
-from kvrouting_core.routing.estimator import Price
+from kvrouting_core.routing.estimator import PoolState, Price
 from kvrouting_core.routing.events import (
     Arrival,
     Ended,
@@ -113,7 +113,8 @@ class ObviousPlan:
         new = estimator.mean_uncached_tokens
         mean_ms = station.speed * new * (station.a + station.b * new / 2)
         share = p.decode_limit * estimator.answer_tokens * station.step_ms / mean_ms
-        limit = max(1, math.ceil(share * math.sqrt(max(1.0, waiting / pool_size))) - others)
+        crowding = math.sqrt(max(1.0, waiting / pool_size)) if p.limit_rises else 1.0
+        limit = max(1, math.ceil(share * crowding) - others)
         return worker.in_flight < limit
 
     def plan(self, now_ms: float) -> list[Action]:
@@ -138,36 +139,47 @@ class ObviousPlan:
             request = entry[2].request
             block = self.deepest(request, workers)
             same = [e for e in self.queue if block is not None and self.deepest(e[2].request, workers) == block]
-            backlog = min(q / m for q, m in zip(queues, means, strict=True)) + (length - position) / len(workers)
-            mu = self.beliefs.pricing.factor(backlog, pool.busy_share, sharing=max(1, len(same)))
+            lengths = [q / m for q, m in zip(queues, means, strict=True)]
+            prices = self.prices(lengths, length - position, pool, len(same))
             decode = p.decode_share * estimator.decode_steps(request)
             works = [self.work_ms(request, w, self.depth(request, w)) for w in workers]
             costs = [
-                q + s * (1 + mu * station.relative_speed + p.decode_price * batch) + decode * step
-                for q, s, station, batch, step in zip(queues, works, stations, batches, steps_ms, strict=True)
+                q + s * (1 + price + p.decode_price * batch) + decode * step
+                for q, s, price, batch, step in zip(queues, works, prices, batches, steps_ms, strict=True)
             ]
             place = costs.index(min(costs))
             if rooms[place]:
                 tied = [i for i, cost in enumerate(costs) if cost <= costs[place] + 1e-6 and rooms[i]]
                 place = tied[self.rng.randrange(len(tied))] if len(tied) > 1 else place
-                self.send(entry, workers, place, mu, now_ms, actions)
+                self.send(entry, workers, place, prices, now_ms, actions)
                 rooms[place] = self.room(workers[place], length, now_ms, len(workers))
             queues[place] += works[place]
         return actions
+
+    def prices(self, lengths: Sequence[float], behind: int, pool: PoolState, sharing: int) -> list[float]:
+        """What a ms of work counts for others, on each worker."""
+        p = self.parameters
+        least, mean = min(lengths), sum(lengths) / len(lengths)
+        each = {"least": [least] * len(lengths), "mean": [mean] * len(lengths), "own": lengths}
+        return [
+            self.beliefs.pricing.factor(q + behind / len(lengths), pool.busy_share, sharing=max(1, sharing))
+            * (station.relative_speed if p.price_at_pool_speed else 1.0)
+            for q, station in zip(each[p.price_queue], pool.stations, strict=True)
+        ]
 
     def send(
         self,
         entry: tuple[float, int, Waiting],
         workers: Sequence[Worker],
         place: int,
-        mu: float,
+        prices: Sequence[float],
         now_ms: float,
         actions: list[Action],
     ) -> None:
         estimator, request = self.beliefs.estimator, entry[2].request
         matched: dict[WorkerId, int] = dict(self.cache.match(request.blocks))
         pool = estimator.pool(workers, now_ms=now_ms)
-        candidates = estimator.candidates(request, pool, matched, Price(mu, 0.1, 0.3), now_ms=now_ms)
+        candidates = estimator.candidates(request, pool, matched, Price(prices, 0.1, 0.3), now_ms=now_ms)
         chosen = candidates[place]
         prefix = request.blocks[matched.get(chosen.worker, 0) :]
         self.queue.remove(entry)

@@ -115,7 +115,7 @@ async def test_replay_gives_what_a_late_subscriber_missed() -> None:
         sequences = []
         with connected(zmq.DEALER, engine.ports["replay"]) as socket:
             await socket.send_multipart([b"", struct.pack(">Q", 0)])
-            while (frames := await asyncio.wait_for(socket.recv_multipart(), 10))[2] != b"\xff" * 8:
+            while (frames := await asyncio.wait_for(socket.recv_multipart(), 30))[2] != b"\xff" * 8:
                 empty, topic, sequence, payload = frames
                 assert (empty, topic) == (b"", b"kv-events")
                 sequences.append(int.from_bytes(sequence, "big"))
@@ -130,7 +130,7 @@ async def test_a_snapshot_with_the_batches_after_it_is_the_cache_while_it_change
     async with running_engine("--capacity-tokens", "6000") as engine:
         with connected(zmq.SUB, engine.ports["kv_events"], topic=b"kv-events") as socket:
             reader = await heard_from_the_start(engine, socket)
-            snapshots = []
+            snapshots: list[list[dict[str, Any]]] = []
             # Work until the snapshots are of more than five different moments, however slow this machine answers.
             while len({chunks[0]["position"] for chunks in snapshots}) <= 5:
                 work = asyncio.create_task(serve_all(engine, random_prompts(60, seed=9 + len(snapshots))))
@@ -212,12 +212,12 @@ async def test_the_state_shows_the_guarantee_of_rlt_adaptive_at_work() -> None:
 async def test_load_is_published_when_it_changes_and_each_second() -> None:
     async with running_engine("--dp-size", "2", speed=10) as engine:
         with connected(zmq.SUB, engine.ports["load"] + 1, topic=b"load") as socket:
-            idle = [await asyncio.wait_for(socket.recv_multipart(), 5) for _ in range(2)]
+            idle = [await asyncio.wait_for(socket.recv_multipart(), 30) for _ in range(2)]
             prompt = list(range(2000))
             await engine.generate(input_ids=prompt, sampling_params={"max_new_tokens": 2}, routed_dp_rank=1)
             loads = [msgspec.msgpack.decode(idle[-1][2])]
             while loads[-1][9] == 0 or loads[-1][1] > 0:
-                loads.append(msgspec.msgpack.decode((await asyncio.wait_for(socket.recv_multipart(), 5))[2]))
+                loads.append(msgspec.msgpack.decode((await asyncio.wait_for(socket.recv_multipart(), 30))[2]))
 
     assert loads[0] == ["LoadStat", 0, 0, 0, 197_000, 1, 0, 0, 2048, 0, 0]
     assert 1 in {load[1] for load in loads}, "it was seen running"
@@ -295,7 +295,7 @@ async def test_clients_that_leave_at_random_cost_no_slot_and_no_event() -> None:
         pages: set[int] = set()
         with connected(zmq.DEALER, engine.ports["replay"]) as socket:
             await socket.send_multipart([b"", struct.pack(">Q", 0)])
-            while (frames := await asyncio.wait_for(socket.recv_multipart(), 10))[2] != b"\xff" * 8:
+            while (frames := await asyncio.wait_for(socket.recv_multipart(), 30))[2] != b"\xff" * 8:
                 apply_events(pages, msgspec.msgpack.decode(frames[3])[1])
     assert state["eviction"]["evicted_tokens"] > 0
     assert (len(pages), digest(pages)) == (state["pages"], state["digest"])

@@ -42,3 +42,15 @@ def test_what_a_worker_says_of_itself_changes_decisions_and_not_its_speed() -> N
     assert told.records == true.records
     with pytest.raises(ValueError, match="unknown worker class 'X'"):
         WorkerSpec(told_class="X")
+
+
+def test_a_worker_may_say_that_its_prefill_takes_another_time_than_it_does() -> None:
+    spec = {"capacity_tokens": 8000, "page_size": 16}
+    told = run(policy="round_robin", workers=[WorkerSpec(told_prefill_factor=2, **spec)] * 2)  # type: ignore[arg-type]
+    true = run(policy="round_robin", workers=[WorkerSpec(**spec)] * 2)  # type: ignore[arg-type]
+    assert told.records == true.records
+    misled = run(policy="lbgr", workers=[WorkerSpec(told_prefill_factor=2, **spec)] * 2)  # type: ignore[arg-type]
+    right = run(policy="lbgr", workers=[WorkerSpec(**spec)] * 2)  # type: ignore[arg-type]
+    assert misled.records != right.records
+    with pytest.raises(ValueError, match="told_prefill_factor"):
+        WorkerSpec(told_prefill_factor=0)

@@ -129,12 +129,17 @@ def speed_factor(measured: MeasuredSpeed, pool: float) -> float:
 
 
 class BusyShare:
-    """Share of time that a worker's engine spends in prefill: running mean over half a minute."""
+    """Share of time that a worker's engine spends in prefill: running mean over half a minute.
 
-    __slots__ = ("_share",)
+    A chunk counts when it ends. What is more than the time since the last report was worked before it, and is made up
+    for in the reports that follow.
+    """
+
+    __slots__ = ("_ahead_ms", "_share")
 
     def __init__(self) -> None:
         self._share = 0.0
+        self._ahead_ms = 0.0
 
     @property
     def value(self) -> float:
@@ -144,8 +149,10 @@ class BusyShare:
     def add(self, *, passed_ms: float, busy_ms: float) -> None:
         """Takes one report's differences."""
         if passed_ms > 0:
+            worked_ms = busy_ms + self._ahead_ms
+            self._ahead_ms = min(_BUSY_SHARE_MEMORY_MS, max(0.0, worked_ms - passed_ms))
             gain = 1 - math.exp(-passed_ms / _BUSY_SHARE_MEMORY_MS)
-            self._share += gain * (min(1.0, busy_ms / passed_ms) - self._share)
+            self._share += gain * (min(1.0, worked_ms / passed_ms) - self._share)
 
 
 class OthersLoad:

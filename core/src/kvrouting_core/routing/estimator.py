@@ -27,7 +27,8 @@ from kvrouting_core.service_time import StepTimes
 
 _FIRST_UNCACHED_TOKENS = 1024.0
 _HIGHEST_BUSY_SHARE = 0.95
-_COMPARED_EVERY_MS = 250.0
+# Reports of many workers come close together: comparing all workers costs as much as a decision.
+_COMPARED_EVERY_MS = 20.0
 
 
 class PoolState(NamedTuple):
@@ -48,14 +49,22 @@ class PoolState(NamedTuple):
 
 
 class Price(NamedTuple):
-    """What a millisecond of prefill costs others: at the pool's mean speed, and for each request that decodes there.
+    """What a millisecond of prefill costs others: on each worker, in order, and for each request that decodes there.
 
     decode_share: how much of its own decode time counts in the choice.
     """
 
-    per_ms: float
+    per_ms: Sequence[float]
     per_ms_and_decode: float
     decode_share: float = 1.0
+
+
+def price_weights(pool: PoolState, parameters: LbgrParameters) -> list[float]:
+    """w: what μ is multiplied by on each worker. At the pool's mean speed a slow worker is avoided once, by its own
+    prediction, and not twice; and where a prefix is held counts apart from who is fast."""
+    if not parameters.price_at_pool_speed:
+        return [1.0] * len(pool.stations)
+    return [station.relative_speed for station in pool.stations]
 
 
 class Prediction(NamedTuple):
@@ -83,9 +92,11 @@ class LearnedEstimator:
         self._corrected = parameters.queue == "drained"
         self._busy_share = 0.0
         self._compared_ms = -math.inf
+        self._compared = True
 
     def pool(self, workers: Sequence[Worker], *, now_ms: float) -> PoolState:
         """How loaded the workers are, whatever the request."""
+        self.compare(now_ms=now_ms)
         stations = [self._stations[worker.id] for worker in workers]
         queues_ms, own_ms, batches, shortest = [], [], [], math.inf
         half_mean = self._uncached.value / 2
@@ -127,8 +138,8 @@ class LearnedEstimator:
         length, further = len(blocks), request.further_prompt_tokens
         steps, use_residual = self.decode_steps(request), self._parameters.residual
         spared_steps = steps * (1 - price.decode_share)
-        candidates = []
-        for worker, station, waits_ms, batch in zip(*pool[:4], strict=True):
+        candidates: list[tuple[object, ...]] = []
+        for worker, station, waits_ms, batch, per_ms in zip(*pool[:4], price.per_ms, strict=True):
             held = matched.get(worker.id, 0)
             known = cached = held * size if held * size < prompt else prompt - 1
             if held < length and blocks[held] in worker.credit.counts:
@@ -146,14 +157,12 @@ class LearnedEstimator:
             if use_residual:
                 residual_ms = station.residual.value_ms(cached, new + further, queue_ms, prediction_ms, now_ms)
                 prediction_ms += residual_ms
-            price_ms = prefill_ms * (price.per_ms * station.relative_speed + price.per_ms_and_decode * batch)
-            candidates.append(
-                Candidate(
-                    worker.id, known, cached, new + further, worker.in_flight, service_ms, queue_ms, residual_ms,
-                    prediction_ms, price_ms, prediction_ms + price_ms - spared_steps * station.step_ms,
-                )
-            )  # fmt: skip
-        return candidates
+            price_ms = prefill_ms * (per_ms + price.per_ms_and_decode * batch)
+            candidates.append((
+                worker.id, known, cached, new + further, worker.in_flight, service_ms, queue_ms, residual_ms,
+                prediction_ms, price_ms, prediction_ms + price_ms - spared_steps * station.step_ms,
+            ))  # fmt: skip
+        return list(map(Candidate._make, candidates))
 
     def _others_ms(self, station: Station, now_ms: float) -> float:
         return station.others_ms(now_ms) if self._corrected else 0.0
@@ -244,11 +253,15 @@ class LearnedEstimator:
         station.residual.learn(phi, missed_ms, foreseen_ms, now_ms=now_ms)
 
     def reported(self, report: LoadReport, *, now_ms: float) -> None:
-        """Corrects the queue, the others' load and the speeds; the pool is compared a few times a second."""
+        """Corrects the queue, the others' load and what is measured of the speed."""
         self._stations[report.worker].reported(report, now_ms=now_ms)
-        if now_ms - self._compared_ms >= _COMPARED_EVERY_MS:
+        self._compared = False
+
+    def compare(self, *, now_ms: float) -> None:
+        """Draws the speeds and ρ from the reports that came since the last time, at most every 20 ms."""
+        if not self._compared and now_ms - self._compared_ms >= _COMPARED_EVERY_MS:
             self._compare_pool()
-            self._compared_ms = now_ms
+            self._compared, self._compared_ms = True, now_ms
 
     def _compare_pool(self) -> None:
         """Sets each worker's f, its speed relative to the pool's mean, and ρ."""
@@ -268,6 +281,7 @@ class LearnedEstimator:
 
     def belief(self, worker: Worker, *, now_ms: float) -> WorkerBelief:
         """What is believed of one worker; the residual is that of a request of mean length without cached prefix."""
+        self.compare(now_ms=now_ms)
         station = self._stations[worker.id]
         queue_ms = station.queue.load_ms(now_ms, station.speed) + self._others_ms(station, now_ms)
         mean = self._uncached.value

@@ -123,23 +123,32 @@ class LatePolicy:
         self._ledger.check_new(request.request_id)
         if not self._ledger.eligible(request):
             return (Refusal(request_id=request.request_id, reason=RefusalReason.NO_WORKER),)
-        wait_ms = self._expected_wait_ms()
-        if wait_ms > self._limits.max_expected_wait_ms:
-            self._look_at_queues(now_ms)  # they may have drained since the last report
-            wait_ms = self._expected_wait_ms()
-        if wait_ms > self._limits.max_expected_wait_ms:
-            return (self._overloaded(request.request_id, wait_ms - self._limits.max_expected_wait_ms),)
+        # Who was admitted and lost its worker is not turned away for those who came after it.
+        admitted = bool(request.excluded)
+        excess_ms = 0.0 if admitted else self._excess_wait_ms(now_ms)
+        if excess_ms > 0:
+            return (self._overloaded(request.request_id, excess_ms),)
         item = Queued(self._ledger.arrive(arrival, now_ms=now_ms))
-        least_ms = self._planner.weigh(item, self._line, self._workers(), now_ms=now_ms)
-        key = item.waiting.arrived_ms + self._parameters.size_precedence * least_ms
-        self._line.insert(item, key=key, least_ms=least_ms)
+        self._planner.weigh(item, self._line, self._workers(), now_ms=now_ms)
+        self._line.insert(item, key=item.waiting.arrived_ms + self._parameters.size_precedence * item.least_ms)
         actions: list[Action] = []
         self._plan(actions, now_ms)
-        if len(self._line) > self._limits.max_waiting and self._line.holds(request.request_id):
+        full = len(self._line) > self._limits.max_waiting
+        if full and not admitted and self._line.holds(request.request_id):
             self._line.remove(request.request_id)
             self._ledger.withdraw(request.request_id)
-            actions.append(self._overloaded(request.request_id, wait_ms / max(1, len(self._line))))
+            actions.append(self._overloaded(request.request_id, self._expected_wait_ms() / max(1, len(self._line))))
         return actions
+
+    def _excess_wait_ms(self, now_ms: float) -> float:
+        """How far the expected wait is above the limit; at most 0 if it is not."""
+        excess_ms = self._expected_wait_ms() - self._limits.max_expected_wait_ms
+        if excess_ms > 0:
+            # Queues may have drained since the last report, and prefixes that several wait for may have been sent.
+            self._look_at_queues(now_ms)
+            self._planner.weigh_outdated(self._line, self._workers(), now_ms=now_ms)
+            excess_ms = self._expected_wait_ms() - self._limits.max_expected_wait_ms
+        return excess_ms
 
     def _pool_changed(self, now_ms: float) -> None:
         self._line.outdate_all()
@@ -183,7 +192,6 @@ class LatePolicy:
             actions.append(self._books.dispatch(item.waiting, choice, now_ms=now_ms))
             if choice.prefix:
                 blocks = item.waiting.request.blocks
-                depth = len(blocks) - len(choice.prefix)
-                self._line.outdate(depth, blocks[depth])
+                self._line.outdate(len(blocks) - len(choice.prefix), blocks)
 
         self._planner.plan(self._line, self._workers(), send, now_ms=now_ms)

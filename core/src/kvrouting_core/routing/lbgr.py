@@ -9,7 +9,7 @@ from operator import attrgetter
 from kvrouting_core.routing.admission import Admission, Overload
 from kvrouting_core.routing.choice import Choice, least, reason_for
 from kvrouting_core.routing.decision import Reason
-from kvrouting_core.routing.estimator import Price
+from kvrouting_core.routing.estimator import Price, price_weights
 from kvrouting_core.routing.events import RoutingRequest
 from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
 from kvrouting_core.routing.ledger import Worker
@@ -22,7 +22,7 @@ _COST = attrgetter("cost_ms")
 class Lbgr(LbgrBeliefs):
     """Chooses argmin of E + price: E what the request itself would take, price what it does to others.
 
-    The price counts prefill at the pool's mean speed, so that a slow worker is avoided once, in E, and not twice.
+    The price counts prefill at the pool's mean speed, see `price_weights`.
     """
 
     def __init__(
@@ -45,7 +45,8 @@ class Lbgr(LbgrBeliefs):
         estimator = self.estimator
         matched = self._cache.match(request.blocks) if len(request.blocks) else {}
         pool = estimator.pool(workers, now_ms=now_ms)
-        price = Price(self.pricing.factor(pool.shortest_queue, pool.busy_share), self._parameters.decode_price)
+        mu = self.pricing.factor(pool.shortest_queue, pool.busy_share)
+        price = Price([mu * weight for weight in price_weights(pool, self._parameters)], self._parameters.decode_price)
         candidates = estimator.candidates(request, pool, matched, price, now_ms=now_ms)
         open_ = self._admission.open(candidates, workers)
         if not open_:

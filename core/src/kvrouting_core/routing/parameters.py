@@ -10,6 +10,7 @@ from kvrouting_core.service_time import worker_class
 
 Binding = Literal["late", "immediate"]
 QueueForm = Literal["drained", "decayed"]
+PriceQueue = Literal["least", "mean", "own"]
 Price = float | Literal["backlog"]
 
 _ON = ("on", "true", "yes", "1")
@@ -25,6 +26,8 @@ class LbgrParameters:
     release_ahead_ms: H of late binding: own prefill work that a worker may have ahead, at least 1.
     decode_limit: θ of late binding: a worker gets so many requests that its decodes take about 1/θ of the time of
         their prefills; 0: no limit.
+    limit_rises: the limit by decodes rises with √(requests that wait for each worker): a long queue is worth more
+        prefill. Off: it is the same at any load.
     follow_scheduler: H and θ follow what the engine says of its scheduler (see `release`); off: as given.
     size_precedence: κ of late binding: a request is due at its arrival + κ·prefill, so short work goes first, and only
         those that arrive within κ·prefill of a request can pass it. 0: first come, first served.
@@ -35,6 +38,9 @@ class LbgrParameters:
         pool's backlog; a number: constant; 0 is the paper.
     price_floor: least μ of "backlog": capacity is not free even in an idle pool, because a second copy of a prefix
         displaces another prefix from a cache, and a burst of siblings would spread over all workers.
+    price_queue: q of "backlog" in late binding: of the "least" loaded worker, because idle capacity is free; the
+        "mean" of all, which gathers shared prefixes on too few; or each worker's "own", which scatters them.
+    price_at_pool_speed: μ is applied to the work at the pool's mean speed; off: to the time on the worker itself.
     decode_price: what a prefill is held to cost each running decode of its worker, per millisecond.
     residual: the learned correction r of the prediction. Off: it improves the prediction's error and not the choice
         (generated shared prefixes, 12 req/s on four L40: P50 .69 s with it, .63 s without; P95 4.4 and 3.8 s).
@@ -51,12 +57,15 @@ class LbgrParameters:
     binding: Binding = "late"
     release_ahead_ms: float = 100.0
     decode_limit: float = 4.0
+    limit_rises: bool = True
     follow_scheduler: bool = True
     size_precedence: float = 2.0
     decode_share: float = 0.3
     queue: QueueForm = "drained"
     price: Price = "backlog"
     price_floor: float = 0.5
+    price_queue: PriceQueue = "least"
+    price_at_pool_speed: bool = True
     decode_price: float = 0.1
     residual: bool = False
     learned_speed: bool = True
@@ -82,6 +91,8 @@ class LbgrParameters:
                 raise ValueError(f"price is {self.price!r}; give 'backlog' or a number of at least 0")
         else:
             _at_least("price", self.price, 0)
+        if self.price_queue not in ("least", "mean", "own"):
+            raise ValueError(f"price_queue is {self.price_queue!r}; known: 'least', 'mean', 'own'")
         _at_least("price_floor", self.price_floor, 0)
         _at_least("decode_price", self.decode_price, 0)
         if not 0 <= self.exploration_share <= 0.5:

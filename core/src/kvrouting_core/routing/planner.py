@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from kvrouting_core.routing.choice import Choice, reason_for
 from kvrouting_core.routing.decision import Reason
-from kvrouting_core.routing.estimator import PoolState, Price
+from kvrouting_core.routing.estimator import PoolState, Price, price_weights
 from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
 from kvrouting_core.routing.ledger import Worker
 from kvrouting_core.routing.parameters import LbgrParameters
@@ -62,19 +63,24 @@ class Planner:
             self._table = WorkTable(workers, stations, cache=self._cache, block_size_tokens=self._block_size)
         return self._table
 
-    def weigh(self, item: Queued, line: WaitingLine, workers: Sequence[Worker], *, now_ms: float) -> float:
-        """Matches a request that has just arrived. Returns: its least prefill in ms, over the workers."""
+    def weigh(self, item: Queued, line: WaitingLine, workers: Sequence[Worker], *, now_ms: float) -> None:
+        """Matches a request that has just arrived."""
+        self.beliefs.estimator.compare(now_ms=now_ms)
+        self.table(workers).weigh(item, line, now_ms=now_ms)
+
+    def weigh_outdated(self, line: WaitingLine, workers: Sequence[Worker], *, now_ms: float) -> None:
+        """Matches those again for whom who may hold their prefix has changed."""
         table = self.table(workers)
-        table.weigh(item, line, now_ms=now_ms)
-        speeds = [station.speed for station in self.beliefs.estimator.stations(workers)]
-        return float((item.work_ms * np.array(speeds)).min())
+        for item in line.outdated():
+            table.weigh(item, line, now_ms=now_ms)
 
     def plan(self, line: WaitingLine, workers: Sequence[Worker], send: Send, *, now_ms: float) -> None:
         """Sends what can go now. workers: those that may be chosen, see `table`."""
         if not len(line) or not workers:
             return
         estimator = self.beliefs.estimator
-        crowding = math.sqrt(max(1.0, len(line) / len(workers)))
+        estimator.compare(now_ms=now_ms)
+        crowding = math.sqrt(max(1.0, len(line) / len(workers))) if self.parameters.limit_rises else 1.0
         terms = Terms(estimator.answer_tokens, estimator.mean_uncached_tokens, crowding)
         table = self.table(workers)
         rooms = self.release.rooms(workers, table.stations, terms, now_ms=now_ms)
@@ -110,7 +116,8 @@ class _Plan:
         self._decode: Vector = parameters.decode_share * np.array([station.step_ms for station in stations])
         # What a ms of prefill at the class prior's speed costs: itself and the decodes it stops; and at price 1.
         self._own_cost = self._speed * (1 + parameters.decode_price * np.array(pool.batches))
-        self._price_cost = self._speed * np.array([station.relative_speed for station in stations])
+        self._weights: Vector = np.array(price_weights(pool, parameters))
+        self._price_cost = self._speed * self._weights
         new = terms.uncached_tokens
         self._mean_work: Vector = np.array([station.mean_work_ms(new) for station in stations])
         self._lengths: Vector = self._queue / self._mean_work
@@ -141,12 +148,20 @@ class _Plan:
                     return
             self._add(place, item)
 
-    def _price(self, item: Queued) -> float:
-        """μ. A ms of this request delays those after it in the line and those who arrive until the backlog is gone, so
-        q counts what waits here as well as what its worker has, of whom the plan knows more than an arrival does."""
-        ahead, behind = float(self._lengths[self._shortest]), self._behind / len(self._rooms)
+    def _price(self, item: Queued) -> float | Vector:
+        """μ, of each worker where they differ. A ms of this request delays those after it in the line and those who
+        arrive until the backlog is gone, so q counts what waits here as well as what the least loaded worker has, of
+        whom the plan knows more than an arrival does."""
+        behind = self._behind / len(self._rooms)
         pricing, sharing = self._planner.beliefs.pricing, self._line.sharing(item)
-        return pricing.factor(ahead + behind, self._pool.busy_share, sharing=sharing)
+        factor = partial(pricing.factor, busy_share=self._pool.busy_share, sharing=sharing)
+        match self._planner.parameters.price_queue:
+            case "least":
+                return factor(float(self._lengths[self._shortest]) + behind)
+            case "mean":
+                return factor(float(self._lengths.mean()) + behind)
+            case "own":
+                return np.array([factor(length + behind) for length in self._lengths.tolist()])
 
     def _cheapest(self, item: Queued) -> int:
         """The worker of least cost, by its place."""
@@ -173,7 +188,8 @@ class _Plan:
         tied = [int(p) for p in np.flatnonzero(self._cost <= self._cost[place] + _TIE_MS) if self._rooms[p]]
         if len(tied) > 1:
             place = tied[planner.rng.randrange(len(tied))]
-        price = Price(self._price(item), planner.parameters.decode_price, planner.parameters.decode_share)
+        per_ms = (self._price(item) * self._weights).tolist()
+        price = Price(per_ms, planner.parameters.decode_price, planner.parameters.decode_share)
         virtual = pool._replace(queues_ms=self._queue.tolist())
         candidates = planner.beliefs.estimator.candidates(request, virtual, item.matched, price, now_ms=self._now_ms)
         chosen, reason = candidates[place], Reason.LOWEST_COST

@@ -25,7 +25,7 @@ class Queued:
     order: (key, number of arrival); the key never changes.
     work_ms: prefill on each worker at the speed of its class prior, shape (workers,), as of weighed_ms.
     matched: worker → leading blocks that the index reports. deepest: hash of the last block that any worker holds or
-    is about to hold; None without any. least_ms: least prefill, as it was on arrival.
+    is about to hold; None without any. least_ms: least prefill, over the workers.
     """
 
     __slots__ = ("blocks", "deepest", "least_ms", "matched", "order", "waiting", "weighed_ms", "work_ms")
@@ -47,6 +47,7 @@ class WaitingLine:
     def __init__(self) -> None:
         self._items: list[Queued] = []
         self._by_id: dict[str, Queued] = {}
+        self._families: dict[int, dict[str, Queued]] = {}  # first block → its requests, by id
         self._sharing: Counter[int] = Counter()
         self._arrivals = 0
         self._work_ms = 0.0
@@ -56,7 +57,8 @@ class WaitingLine:
 
     @property
     def work_ms(self) -> float:
-        """Least prefill of all requests together, as it was on arrival."""
+        """Least prefill of all requests together, each as it was weighed last: a prefix that several share is no more
+        work for the rest once the first of them was sent."""
         return self._work_ms if self._items else 0.0
 
     def all(self) -> Sequence[Queued]:
@@ -67,14 +69,16 @@ class WaitingLine:
         """Whether the request is in the line."""
         return request_id in self._by_id
 
-    def insert(self, item: Queued, *, key: float, least_ms: float) -> None:
+    def insert(self, item: Queued, *, key: float) -> None:
         """Puts a request in its place. key: when it is due."""
         self._arrivals += 1
         item.order = (key, self._arrivals)
-        item.least_ms = least_ms
         insort(self._items, item, key=_ORDER)
-        self._by_id[item.waiting.request.request_id] = item
-        self._work_ms += least_ms
+        request_id = item.waiting.request.request_id
+        self._by_id[request_id] = item
+        if len(item.blocks):
+            self._families.setdefault(item.blocks[0], {})[request_id] = item
+        self._work_ms += item.least_ms
         if item.deepest is not None:
             self._sharing[item.deepest] += 1
 
@@ -84,6 +88,11 @@ class WaitingLine:
         del self._items[bisect_left(self._items, item.order, key=_ORDER)]
         self._work_ms -= item.least_ms
         self._forget_sharing(item)
+        if len(item.blocks):
+            family = self._families[item.blocks[0]]
+            del family[request_id]
+            if not family:
+                del self._families[item.blocks[0]]
 
     def set_deepest(self, item: Queued, block: int | None) -> None:
         """Another block of the request is the deepest that is cached."""
@@ -96,16 +105,28 @@ class WaitingLine:
         if in_line and block is not None:
             self._sharing[block] += 1
 
+    def set_least(self, item: Queued, least_ms: float) -> None:
+        """Its least prefill is another one."""
+        if item.waiting.request.request_id in self._by_id:
+            self._work_ms += least_ms - item.least_ms
+        item.least_ms = least_ms
+
     def sharing(self, item: Queued) -> int:
         """n: requests in the line with the same deepest cached block, itself included; 1 without any."""
         return 1 if item.deepest is None else self._sharing[item.deepest]
 
-    def outdate(self, depth: int, block: int) -> None:
-        """Who may hold the block changed: requests that have it at this depth are weighed anew at the next plan."""
-        for item in self._items:
+    def outdate(self, depth: int, prefix: Sequence[int]) -> None:
+        """Who may hold the prefix changed: requests that share its block at this depth are weighed anew at the next
+        plan. A block's hash stands for all before it, so they are among those with the same first block."""
+        block = prefix[depth]
+        for item in self._families.get(prefix[0], {}).values():
             blocks = item.blocks
             if len(blocks) > depth and blocks[depth] == block:
                 item.weighed_ms = -math.inf
+
+    def outdated(self) -> Sequence[Queued]:
+        """Those that have to be weighed anew."""
+        return [item for item in self._items if item.weighed_ms == -math.inf]
 
     def outdate_all(self) -> None:
         """The workers changed."""

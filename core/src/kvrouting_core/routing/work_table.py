@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -27,14 +28,15 @@ class WorkTable:
         self._cache = cache
         self._block_size = block_size_tokens
         self._place = {worker.id: place for place, worker in enumerate(workers)}
-        self._counts = [(place, worker.credit.counts) for place, worker in enumerate(workers)]
+        self._ids = [worker.id for worker in workers]
+        self._counts = [worker.credit.counts for worker in workers]
         self._a: Vector = np.array([station.a for station in stations])
         self._b: Vector = np.array([station.b for station in stations])
         pages = np.array([worker.profile.page_size_tokens for worker in workers])
         self._pages = pages if (pages > 1).any() else None
 
     def weigh(self, item: Queued, line: WaitingLine, *, now_ms: float) -> None:
-        """Matches the request and sets its work on each worker and its deepest cached block."""
+        """Matches the request and sets its work on each worker, the least of them, and its deepest cached block."""
         request = item.waiting.request
         blocks = request.blocks
         item.weighed_ms = now_ms
@@ -43,22 +45,20 @@ class WorkTable:
         deepest = max(depths, default=0)
         line.set_deepest(item, blocks[deepest - 1] if deepest else None)
         item.work_ms = self._work_ms(request, depths)
+        speeds = np.array([station.speed for station in self.stations])
+        least_ms = float((item.work_ms * speeds).min())
+        if least_ms < NEVER_MS * speeds.min():  # else all that it may go to are paused
+            line.set_least(item, least_ms)
 
     def _depths(self, item: Queued) -> list[int]:
         """Leading blocks that each worker holds or is about to hold."""
-        blocks, place_of = item.waiting.request.blocks, self._place
-        depths = [0] * len(self.workers)
-        if not len(blocks):
-            return depths
-        for worker, held in item.matched.items():
-            place = place_of.get(worker)
-            if place is not None:
-                depths[place] = held
-        for place, counts in self._counts:
-            if counts:
-                held = depths[place]
-                if held < len(blocks) and blocks[held] in counts:
-                    depths[place] = self.workers[place].credit.depth(blocks, held)
+        blocks, length = item.blocks, len(item.blocks)
+        if not length:
+            return [0] * len(self.workers)
+        depths = list(map(item.matched.get, self._ids, repeat(0)))
+        for place, (held, counts) in enumerate(zip(depths, self._counts, strict=True)):
+            if held < length and blocks[held] in counts:
+                depths[place] = self.workers[place].credit.depth(blocks, held)
         return depths
 
     def _work_ms(self, request: RoutingRequest, depths: list[int]) -> Vector:

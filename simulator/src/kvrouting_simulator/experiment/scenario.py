@@ -19,7 +19,8 @@ from kvrouting_simulator.workloads import WorkloadSpec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSpec:
     """One worker. capacity_tokens None: what its class holds. slow_factor: its steps take so many times as long from
-    slow_from_ms on. told_class: what it says of itself, right or wrong; None: the truth.
+    slow_from_ms on. told_class: what it says of itself, right or wrong; None: the truth. told_prefill_factor: how much
+    longer it says that its prefill takes than that class.
     """
 
     worker_class: str = "L40"
@@ -30,6 +31,7 @@ class WorkerSpec:
     slow_from_ms: float = 0.0
     slow_factor: float = 1.0
     told_class: str | None = None
+    told_prefill_factor: float = 1.0
 
     def __post_init__(self) -> None:
         worker_class(self.worker_class)
@@ -41,6 +43,7 @@ class WorkerSpec:
         one_of(tuple(POLICIES), "eviction", self.eviction)
         at_least(0, "slow_from_ms", self.slow_from_ms)
         positive("slow_factor", self.slow_factor)
+        positive("told_prefill_factor", self.told_prefill_factor)
 
     @property
     def tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvrouting_core.blocks import ChainHasher, Namespace
@@ -88,9 +88,19 @@ class SimulatedWorker:
     @property
     def profile(self) -> WorkerProfile:
         """What it says of itself when it joins."""
+        told = self.spec.told_class or self.spec.worker_class
+        times, factor = None, self.spec.told_prefill_factor
+        if factor != 1:
+            truth = worker_class(told).times
+            times = replace(
+                truth,
+                prefill_ms_per_token=factor * truth.prefill_ms_per_token,
+                attention_ms_per_token_pair=factor * truth.attention_ms_per_token_pair,
+            )
         return WorkerProfile(
             worker=self.worker,
-            worker_class=self.spec.told_class or self.spec.worker_class,
+            worker_class=told,
+            times=times,
             capacity_tokens=self.spec.tokens,
             page_size_tokens=self.spec.page_size,
             scheduler=self.spec.scheduler,
