@@ -57,6 +57,8 @@ def test_an_unknown_parameter_is_named_with_the_known_ones(name: str, parameter:
         ("lbgr", "release_ahead_ms", 0, "release_ahead_ms is 0.0; give a number of at least 1"),
         ("lbgr", "queue", "fifo", "queue is 'fifo'; known: 'drained', 'decayed'"),
         ("lbgr", "queue", 3, "parameter queue is 3; give a text"),
+        ("lbgr", "price_queue", "shortest", "price_queue is 'shortest'; known: 'least', 'mean', 'own'"),
+        ("lbgr", "limit_rises", 2, "parameter limit_rises is 2; give 'on' or 'off'"),
         ("lbgr", "residual", "maybe", "parameter residual is 'maybe'; give 'on' or 'off'"),
         ("lbgr", "exploration_share", 0.9, "exploration_share is 0.9"),
         ("lbgr", "exploration_requests", 1.5, "exploration_requests is 1.5; give a whole number"),
