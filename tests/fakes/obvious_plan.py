@@ -6,6 +6,8 @@ import math
 import random
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.routing.admission import Admission
 from kvrouting_core.routing.bookkeeping import Bookkeeping
@@ -28,6 +30,7 @@ from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
 from kvrouting_core.routing.ledger import Waiting, Worker
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import AdmissionLimits, CacheView
+from kvrouting_core.routing.work_table import Weighed, WorkTable
 
 
 class ObviousPlan:
@@ -43,7 +46,7 @@ class ObviousPlan:
         self.cache = cache
         self.block_size = block_size_tokens
         self.rng = rng
-        self.beliefs = LbgrBeliefs(parameters, block_size_tokens=block_size_tokens, rng=rng)
+        self.beliefs = LbgrBeliefs(parameters, rng=rng)
         self.books = Bookkeeping(
             "obvious",
             admission=Admission(AdmissionLimits()),
@@ -94,9 +97,13 @@ class ObviousPlan:
 
     def work_ms(self, request: RoutingRequest, worker: Worker, depth: int) -> float:
         (station,) = self.beliefs.estimator.stations([worker])
-        cached = min(depth * self.block_size, request.prompt_tokens - 1)
-        new = request.prompt_tokens - cached
+        cached, new = self.tokens(request, depth)
         return station.speed * (new * (station.a + station.b * (cached + new / 2)))
+
+    def tokens(self, request: RoutingRequest, depth: int) -> tuple[int, int]:
+        """Cached and new ones."""
+        cached = min(depth * self.block_size, request.prompt_tokens - 1)
+        return cached, request.prompt_tokens - cached
 
     def deepest(self, request: RoutingRequest, workers: Sequence[Worker]) -> int | None:
         depth = max((self.depth(request, worker) for worker in workers), default=0)
@@ -179,7 +186,14 @@ class ObviousPlan:
         estimator, request = self.beliefs.estimator, entry[2].request
         matched: dict[WorkerId, int] = dict(self.cache.match(request.blocks))
         pool = estimator.pool(workers, now_ms=now_ms)
-        candidates = estimator.candidates(request, pool, matched, Price(prices, 0.1, 0.3), now_ms=now_ms)
+        depths = [self.depth(request, worker) for worker in workers]
+        works = [
+            station.times.prefill_work_ms(*self.tokens(request, d))
+            for d, station in zip(depths, pool.stations, strict=True)
+        ]
+        weighed = Weighed([matched.get(worker.id, 0) for worker in workers], depths, np.array(works))
+        table = WorkTable(workers, pool.stations, cache=self.cache, block_size_tokens=self.block_size)
+        candidates = estimator.candidates(request, pool, weighed, Price(prices, 0.1, 0.3), table=table, now_ms=now_ms)
         chosen = candidates[place]
         prefix = request.blocks[matched.get(chosen.worker, 0) :]
         self.queue.remove(entry)

@@ -7,7 +7,7 @@ d the step time of its running decodes, m̂ the expected length of an answer, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvrouting_core.identity import WorkerId
@@ -23,6 +23,7 @@ from kvrouting_core.routing.queue_load import DecayedQueue, DrainedQueue, QueueL
 from kvrouting_core.routing.residual import PoolResidual, WorkerResidual, features
 from kvrouting_core.routing.running_mean import RunningMean
 from kvrouting_core.routing.station import Station
+from kvrouting_core.routing.work_table import Weighed, WorkTable
 from kvrouting_core.service_time import StepTimes
 
 _FIRST_UNCACHED_TOKENS = 1024.0
@@ -81,9 +82,8 @@ class Prediction(NamedTuple):
 class LearnedEstimator:
     """Beliefs about all workers of a pool."""
 
-    def __init__(self, parameters: LbgrParameters, *, block_size_tokens: int) -> None:
+    def __init__(self, parameters: LbgrParameters) -> None:
         self._parameters = parameters
-        self._block_size = block_size_tokens
         self._stations: dict[WorkerId, Station] = {}
         self._predictions: dict[str, Prediction] = {}
         self._output = OutputLength(parameters.initial_output_tokens)
@@ -128,27 +128,31 @@ class LearnedEstimator:
         return self._uncached.value
 
     def candidates(
-        self, request: RoutingRequest, pool: PoolState, matched: Mapping[WorkerId, int], price: Price, *, now_ms: float
+        self,
+        request: RoutingRequest,
+        pool: PoolState,
+        weighed: Weighed,
+        price: Price,
+        *,
+        table: WorkTable,
+        now_ms: float,
     ) -> list[Candidate]:
-        """Each worker's terms for one request. matched: leading blocks that the index reports.
+        """Each worker's terms for one request. weighed: by the table, which has the workers of the pool.
 
         This loop is most of a decision's time, so it writes out what a call would cost more than its work.
         """
-        blocks, size, prompt = request.blocks, self._block_size, request.prompt_tokens
-        length, further = len(blocks), request.further_prompt_tokens
+        prompt, further = request.prompt_tokens, request.further_prompt_tokens
+        held_tokens = table.reusable_tokens(weighed.held_blocks, prompt).astype(int).tolist()
+        cached_tokens = held_tokens
+        if weighed.cached_blocks is not weighed.held_blocks:
+            cached_tokens = table.reusable_tokens(weighed.cached_blocks, prompt).astype(int).tolist()
+        each = zip(*pool[:4], price.per_ms, held_tokens, cached_tokens, weighed.work_ms.tolist(), strict=True)
         steps, use_residual = self.decode_steps(request), self._parameters.residual
         spared_steps = steps * (1 - price.decode_share)
         candidates: list[tuple[object, ...]] = []
-        for worker, station, waits_ms, batch, per_ms in zip(*pool[:4], price.per_ms, strict=True):
-            held = matched.get(worker.id, 0)
-            known = cached = held * size if held * size < prompt else prompt - 1
-            if held < length and blocks[held] in worker.credit.counts:
-                cached = min(worker.credit.depth(blocks, held) * size, prompt - 1)
-            page = worker.profile.page_size_tokens
-            if page > 1:  # as `reusable_tokens`
-                known, cached = known - known % page, cached - cached % page
-            new, a, b = prompt - cached, station.a, station.b
-            prefill_ms = station.speed * (new * (a + b * (cached + new / 2)) + further * (a + b * prompt / 2))
+        for worker, station, waits_ms, batch, per_ms, known, cached, work_ms in each:
+            new = prompt - cached
+            prefill_ms = station.speed * work_ms
             service_ms = prefill_ms + steps * station.step_ms
             queue_ms = waits_ms
             if station.sequences + request.sequences > station.running_limit:

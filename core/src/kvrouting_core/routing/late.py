@@ -51,7 +51,7 @@ class LatePolicy:
     ) -> None:
         self._parameters = parameters
         self._limits = limits
-        self._beliefs = LbgrBeliefs(parameters, block_size_tokens=block_size_tokens, rng=rng)
+        self._beliefs = LbgrBeliefs(parameters, rng=rng)
         self._admission = Admission(limits)
         self._books = Bookkeeping(name, admission=self._admission, observer=self._beliefs, report_reader=self._beliefs)
         self._ledger = self._books.ledger

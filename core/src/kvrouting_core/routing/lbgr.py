@@ -15,6 +15,7 @@ from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
 from kvrouting_core.routing.ledger import Worker
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import CacheView
+from kvrouting_core.routing.work_table import WorkTable
 
 _COST = attrgetter("cost_ms")
 
@@ -34,20 +35,22 @@ class Lbgr(LbgrBeliefs):
         rng: random.Random,
         admission: Admission,
     ) -> None:
-        super().__init__(parameters, block_size_tokens=block_size_tokens, rng=rng)
+        super().__init__(parameters, rng=rng)
         self._parameters = parameters
         self._cache = cache
+        self._block_size = block_size_tokens
+        self._table: WorkTable | None = None
         self._rng = rng
         self._admission = admission
 
     def choose(self, request: RoutingRequest, workers: Sequence[Worker], *, now_ms: float) -> Choice | Overload:
         """Judges each worker; those past a limit are shown, and not chosen."""
-        estimator = self.estimator
-        matched = self._cache.match(request.blocks) if len(request.blocks) else {}
+        estimator, table = self.estimator, self._table_of(workers)
+        weighed = table.weigh(request)
         pool = estimator.pool(workers, now_ms=now_ms)
         mu = self.pricing.factor(pool.shortest_queue, pool.busy_share)
         price = Price([mu * weight for weight in price_weights(pool, self._parameters)], self._parameters.decode_price)
-        candidates = estimator.candidates(request, pool, matched, price, now_ms=now_ms)
+        candidates = estimator.candidates(request, pool, weighed, price, table=table, now_ms=now_ms)
         open_ = self._admission.open(candidates, workers)
         if not open_:
             return self._admission.overload(candidates, workers)
@@ -57,5 +60,11 @@ class Lbgr(LbgrBeliefs):
             chosen, reason = newcomer, Reason.EXPLORATION
         prefix: Sequence[int] = ()
         if self._parameters.in_flight_credit:
-            prefix = request.blocks[matched.get(chosen.worker, 0) :]
+            prefix = request.blocks[weighed.held_blocks[candidates.index(chosen)] :]
         return Choice(chosen, reason, tuple(candidates), prefix)
+
+    def _table_of(self, workers: Sequence[Worker]) -> WorkTable:
+        if self._table is None or self._table.workers is not workers:
+            stations = self.estimator.stations(workers)
+            self._table = WorkTable(workers, stations, cache=self._cache, block_size_tokens=self._block_size)
+        return self._table

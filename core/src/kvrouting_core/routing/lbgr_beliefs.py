@@ -17,8 +17,8 @@ from kvrouting_core.routing.price import BacklogPrice, ConstantPrice, Pricing
 class LbgrBeliefs:
     """Implements `Observer` and `ReportReader`."""
 
-    def __init__(self, parameters: LbgrParameters, *, block_size_tokens: int, rng: random.Random) -> None:
-        self.estimator = LearnedEstimator(parameters, block_size_tokens=block_size_tokens)
+    def __init__(self, parameters: LbgrParameters, *, rng: random.Random) -> None:
+        self.estimator = LearnedEstimator(parameters)
         self.exploration = Exploration(
             share=parameters.exploration_share,
             requests=parameters.exploration_requests,

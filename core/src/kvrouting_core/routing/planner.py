@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -21,8 +20,8 @@ from kvrouting_core.routing.ledger import Worker
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import CacheView
 from kvrouting_core.routing.release import Release, Terms
-from kvrouting_core.routing.waiting_line import Queued, Vector, WaitingLine
-from kvrouting_core.routing.work_table import NEVER_MS, WorkTable
+from kvrouting_core.routing.waiting_line import Queued, WaitingLine
+from kvrouting_core.routing.work_table import NEVER_MS, Vector, WorkTable
 
 Send = Callable[[Queued, Choice], None]
 
@@ -66,13 +65,13 @@ class Planner:
     def weigh(self, item: Queued, line: WaitingLine, workers: Sequence[Worker], *, now_ms: float) -> None:
         """Matches a request that has just arrived."""
         self.beliefs.estimator.compare(now_ms=now_ms)
-        self.table(workers).weigh(item, line, now_ms=now_ms)
+        _weigh(item, line, self.table(workers), now_ms=now_ms)
 
     def weigh_outdated(self, line: WaitingLine, workers: Sequence[Worker], *, now_ms: float) -> None:
         """Matches those again for whom who may hold their prefix has changed."""
         table = self.table(workers)
         for item in line.outdated():
-            table.weigh(item, line, now_ms=now_ms)
+            _weigh(item, line, table, now_ms=now_ms)
 
     def plan(self, line: WaitingLine, workers: Sequence[Worker], send: Send, *, now_ms: float) -> None:
         """Sends what can go now. workers: those that may be chosen, see `table`."""
@@ -87,6 +86,18 @@ class Planner:
         if any(rooms):
             pool = estimator.pool(workers, now_ms=now_ms)
             _Plan(self, line, pool, rooms, terms, table, now_ms=now_ms).run(send)
+
+
+def _weigh(item: Queued, line: WaitingLine, table: WorkTable, *, now_ms: float) -> None:
+    """Sets what the request would cost on each worker, the least of it, and its deepest cached block."""
+    item.weighed_ms = now_ms
+    item.weighed = weighed = table.weigh(item.waiting.request)
+    deepest = max(weighed.cached_blocks)
+    line.set_deepest(item, item.blocks[deepest - 1] if deepest else None)
+    speeds: Vector = np.array([station.speed for station in table.stations])
+    least_ms = float((weighed.work_ms * speeds).min())
+    if least_ms < NEVER_MS * speeds.min():  # else all that it may go to are paused
+        line.set_least(item, least_ms)
 
 
 class _Plan:
@@ -134,12 +145,12 @@ class _Plan:
                 return
             self._behind -= 1
             if self._now_ms - item.weighed_ms > self._planner.match_lasts_ms:
-                self._table.weigh(item, self._line, now_ms=self._now_ms)
+                _weigh(item, self._line, self._table, now_ms=self._now_ms)
             place = self._cheapest(item)
             if self._rooms[place] and item.weighed_ms < self._now_ms:
-                self._table.weigh(item, self._line, now_ms=self._now_ms)
+                _weigh(item, self._line, self._table, now_ms=self._now_ms)
                 place = self._cheapest(item)
-            if item.work_ms[place] >= NEVER_MS:
+            if item.weighed.work_ms[place] >= NEVER_MS:
                 continue  # all that it may go to are paused: it must not keep others out of the plan
             planned += 1
             if self._rooms[place]:
@@ -154,21 +165,22 @@ class _Plan:
         whom the plan knows more than an arrival does."""
         behind = self._behind / len(self._rooms)
         pricing, sharing = self._planner.beliefs.pricing, self._line.sharing(item)
-        factor = partial(pricing.factor, busy_share=self._pool.busy_share, sharing=sharing)
+        busy = self._pool.busy_share
         match self._planner.parameters.price_queue:
             case "least":
-                return factor(float(self._lengths[self._shortest]) + behind)
+                return pricing.factor(float(self._lengths[self._shortest]) + behind, busy, sharing=sharing)
             case "mean":
-                return factor(float(self._lengths.mean()) + behind)
+                return pricing.factor(float(self._lengths.mean()) + behind, busy, sharing=sharing)
             case "own":
-                return np.array([factor(length + behind) for length in self._lengths.tolist()])
+                each = self._lengths.tolist()
+                return np.array([pricing.factor(length + behind, busy, sharing=sharing) for length in each])
 
     def _cheapest(self, item: Queued) -> int:
         """The worker of least cost, by its place."""
         cost, coefficients = self._cost, self._coefficients
         np.multiply(self._price_cost, self._price(item), out=coefficients)
         coefficients += self._own_cost
-        np.multiply(item.work_ms, coefficients, out=cost)
+        np.multiply(item.weighed.work_ms, coefficients, out=cost)
         cost += self._queue
         steps = self._planner.beliefs.estimator.decode_steps(item.waiting.request)
         if steps:
@@ -177,7 +189,7 @@ class _Plan:
 
     def _add(self, place: int, item: Queued) -> None:
         """The request's work is in the worker's queue from now on."""
-        self._queue[place] += item.work_ms[place] * self._speed[place]
+        self._queue[place] += item.weighed.work_ms[place] * self._speed[place]
         self._lengths[place] = self._queue[place] / self._mean_work[place]
         if place == self._shortest:
             self._shortest = int(self._lengths.argmin())
@@ -191,7 +203,9 @@ class _Plan:
         per_ms = (self._price(item) * self._weights).tolist()
         price = Price(per_ms, planner.parameters.decode_price, planner.parameters.decode_share)
         virtual = pool._replace(queues_ms=self._queue.tolist())
-        candidates = planner.beliefs.estimator.candidates(request, virtual, item.matched, price, now_ms=self._now_ms)
+        candidates = planner.beliefs.estimator.candidates(
+            request, virtual, item.weighed, price, table=self._table, now_ms=self._now_ms
+        )
         chosen, reason = candidates[place], Reason.LOWEST_COST
         with_room = [
             c
@@ -205,7 +219,7 @@ class _Plan:
             candidates = [c for c in candidates if c.worker not in request.excluded]
         prefix: Sequence[int] = ()
         if planner.parameters.in_flight_credit:
-            prefix = request.blocks[item.matched.get(chosen.worker, 0) :]
+            prefix = request.blocks[item.weighed.held_blocks[place] :]
         send(item, Choice(chosen, reason_for(candidates, reason), tuple(candidates), prefix))
         self._look_again(place)
         return place

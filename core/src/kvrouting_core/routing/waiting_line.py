@@ -9,33 +9,29 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 import numpy as np
-import numpy.typing as npt
 
-from kvrouting_core.identity import WorkerId
 from kvrouting_core.routing.ledger import Waiting
+from kvrouting_core.routing.work_table import Weighed
 
-Vector = npt.NDArray[np.float64]
 _ORDER = attrgetter("order")
-_NO_VECTOR: Vector = np.empty(0)
+_NOT_WEIGHED = Weighed([], [], np.empty(0))
 
 
 class Queued:
     """One request in the line, with what it would cost on each worker.
 
     order: (key, number of arrival); the key never changes.
-    work_ms: prefill on each worker at the speed of its class prior, shape (workers,), as of weighed_ms.
-    matched: worker → leading blocks that the index reports. deepest: hash of the last block that any worker holds or
-    is about to hold; None without any. least_ms: least prefill, over the workers.
+    weighed: on each worker, as of weighed_ms. deepest: hash of the last block that any worker holds or is about to
+    hold; None without any. least_ms: least prefill, over the workers.
     """
 
-    __slots__ = ("blocks", "deepest", "least_ms", "matched", "order", "waiting", "weighed_ms", "work_ms")
+    __slots__ = ("blocks", "deepest", "least_ms", "order", "waiting", "weighed", "weighed_ms")
 
     def __init__(self, waiting: Waiting) -> None:
         self.waiting = waiting
         self.blocks = waiting.request.blocks
         self.order: tuple[float, int] = (math.inf, 0)
-        self.work_ms = _NO_VECTOR
-        self.matched: dict[WorkerId, int] = {}
+        self.weighed = _NOT_WEIGHED
         self.deepest: int | None = None
         self.least_ms = 0.0
         self.weighed_ms = -math.inf

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kvrouting_core.routing.events import RoutingRequest
 from kvrouting_core.routing.ledger import Worker
 from kvrouting_core.routing.policy import CacheView
 from kvrouting_core.routing.station import Station
-from kvrouting_core.routing.waiting_line import Queued, Vector, WaitingLine
+
+Vector = npt.NDArray[np.float64]
 
 # Instead of infinity, which times a price of zero is no number.
 NEVER_MS = 1e15
+
+
+class Weighed(NamedTuple):
+    """One request on each worker of a table, in its order.
+
+    held_blocks: leading blocks that the index reports. cached_blocks: the same with what is being prefilled there.
+    work_ms: prefill at the speed of the class prior, shape (workers,); NEVER_MS where the request may not go.
+    """
+
+    held_blocks: list[int]
+    cached_blocks: list[int]
+    work_ms: Vector
 
 
 class WorkTable:
@@ -35,40 +50,32 @@ class WorkTable:
         pages = np.array([worker.profile.page_size_tokens for worker in workers])
         self._pages = pages if (pages > 1).any() else None
 
-    def weigh(self, item: Queued, line: WaitingLine, *, now_ms: float) -> None:
-        """Matches the request and sets its work on each worker, the least of them, and its deepest cached block."""
-        request = item.waiting.request
-        blocks = request.blocks
-        item.weighed_ms = now_ms
-        item.matched = dict(self._cache.match(blocks)) if len(blocks) else {}
-        depths = self._depths(item)
-        deepest = max(depths, default=0)
-        line.set_deepest(item, blocks[deepest - 1] if deepest else None)
-        item.work_ms = self._work_ms(request, depths)
-        speeds = np.array([station.speed for station in self.stations])
-        least_ms = float((item.work_ms * speeds).min())
-        if least_ms < NEVER_MS * speeds.min():  # else all that it may go to are paused
-            line.set_least(item, least_ms)
+    def weigh(self, request: RoutingRequest) -> Weighed:
+        """Matches the request and works out what it costs."""
+        blocks, length = request.blocks, len(request.blocks)
+        matched = self._cache.match(blocks) if length else {}
+        held = list(map(matched.get, self._ids, repeat(0)))
+        cached = held
+        for place, (depth, counts) in enumerate(zip(held, self._counts, strict=True)):
+            if depth < length and blocks[depth] in counts:
+                if cached is held:
+                    cached = held.copy()
+                cached[place] = self.workers[place].credit.depth(blocks, depth)
+        return Weighed(held, cached, self._work_ms(request, cached))
 
-    def _depths(self, item: Queued) -> list[int]:
-        """Leading blocks that each worker holds or is about to hold."""
-        blocks, length = item.blocks, len(item.blocks)
-        if not length:
-            return [0] * len(self.workers)
-        depths = list(map(item.matched.get, self._ids, repeat(0)))
-        for place, (held, counts) in enumerate(zip(depths, self._counts, strict=True)):
-            if held < length and blocks[held] in counts:
-                depths[place] = self.workers[place].credit.depth(blocks, held)
-        return depths
-
-    def _work_ms(self, request: RoutingRequest, depths: list[int]) -> Vector:
-        """`a·u + b·u·(h + u/2)`, further prompts as whole ones; NEVER_MS where the request may not go."""
-        prompt = request.prompt_tokens
-        cached: Vector = np.array(depths, dtype=np.float64)
-        cached *= self._block_size
-        np.minimum(cached, prompt - 1, out=cached)
+    def reusable_tokens(self, blocks: Sequence[int], prompt_tokens: int) -> Vector:
+        """As `Worker.reusable_tokens`. blocks: leading ones on each worker."""
+        tokens: Vector = np.array(blocks, dtype=np.float64)
+        tokens *= self._block_size
+        np.minimum(tokens, prompt_tokens - 1, out=tokens)
         if self._pages is not None:
-            cached -= cached % self._pages
+            tokens -= tokens % self._pages
+        return tokens
+
+    def _work_ms(self, request: RoutingRequest, cached_blocks: Sequence[int]) -> Vector:
+        """`a·u + b·u·(h + u/2)`, further prompts as whole ones."""
+        prompt = request.prompt_tokens
+        cached = self.reusable_tokens(cached_blocks, prompt)
         new = prompt - cached
         work: Vector = new * (self._a + self._b * (cached + new / 2))
         if request.further_prompt_tokens:
