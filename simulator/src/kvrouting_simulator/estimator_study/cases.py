@@ -1,4 +1,4 @@
-"""What is judged: the immediate form of lbgr on a pool of four, its parts switched, its workers as told or not."""
+"""What is judged: both forms of lbgr on a pool of four, parts switched, workers as told or not."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ RATE_PER_S = 12.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """name: for the table. parameters: of lbgr, beside the immediate form. workers: None: four L40 as they say."""
+    """name: for the table. late: requests wait in the router, else each is answered at once. parameters: of lbgr,
+    besides. workers: None: four L40 as they say."""
 
     name: str
+    late: bool = False
     parameters: Mapping[str, object] = field(default_factory=dict)
     workers: Sequence[WorkerSpec] | None = None
     rate_per_s: float = RATE_PER_S
@@ -30,7 +32,7 @@ class Case:
             workload=Gsp(arrivals=PoissonArrivals(rate_per_s=self.rate_per_s), requests=requests),
             workers=self.workers or [_L40] * WORKERS,
             policy="lbgr",
-            policy_parameters={"binding": "immediate", **self.parameters},
+            policy_parameters={"binding": "late" if self.late else "immediate", **self.parameters},
             delays=Delays(report_on_change=True),
             seed=seed,
         )
@@ -41,7 +43,11 @@ _SLOW = replace(_L40, slow_factor=3.0)
 _MISTAKEN = replace(_L40, told_class="L40S")
 
 CASES = (
-    Case(name="as it is"),
+    Case(name="late binding", late=True),
+    Case(name="late binding, 5 requests/s", late=True, rate_per_s=5.0),
+    Case(name="late binding, taken for L40S", late=True, workers=[_MISTAKEN] * WORKERS),
+    Case(name="late binding, one worker at a third", late=True, workers=[_SLOW, _L40, _L40, _L40], rate_per_s=8.0),
+    Case(name="immediate", late=False),
     Case(name="5 requests/s", rate_per_s=5.0),
     Case(name="with residual", parameters={"residual": True}),
     Case(name="decayed queue, as the paper", parameters={"queue": "decayed"}),

@@ -25,7 +25,8 @@ class Decile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accuracy:
-    """Of the predicted latency of the chosen worker. Errors in ms; bias: mean, positive where too long was predicted.
+    """Of the time that was predicted on the chosen worker, from the decision on. Errors in ms; bias: mean, positive
+    where too long was predicted.
 
     explained: R², share of the variance of latencies. rank: Spearman's correlation.
     """
@@ -63,7 +64,7 @@ def accuracy(run: RecordedRun) -> Accuracy:
     """Over all requests that completed."""
     served = run.served
     predicted = np.array([run.decisions[each].chosen.prediction_ms for each in served])
-    happened = np.array([run.records[each].latency_ms for each in served])
+    happened = np.array([run.happened_ms(each) for each in served])
     order = np.argsort(predicted, kind="stable")
     return Accuracy(
         requests=len(served),
