@@ -5,7 +5,8 @@ candidate. One process, one interleaved run: each round asks every policy and th
 same prompt; a pool at work around it (requests in flight, first tokens, completions, load reports) is driven untimed.
 
 A policy that keeps requests answers elsewhere than at the arrival, so the second table is all of its CPU time, every
-event of a pool at work included, for each request: `lbgr` with a full line before it, and its immediate form.
+event of a pool at work included, for each request: `lbgr` with a full line before it, the same with one worker that has
+room and that no request wants, and its immediate form.
 
 The third table is all that comes before a request is sent: tokenizing a text of which nine tenths were seen before,
 hashing its blocks, and the decision.
@@ -84,6 +85,16 @@ def pool_index(workers: list[WorkerId], rng: random.Random) -> tuple[PrefixIndex
     for worker in workers:
         for prompt in rng.sample(prompts, GROUPS // 4):
             index.add(worker, prompt[: rng.randint(1, len(prompt))])
+    return index, prompts
+
+
+def hot_index(workers: list[WorkerId], rng: random.Random) -> tuple[PrefixIndex, list[list[int]]]:
+    """The same prompts, held whole by all but one worker, so that nothing which waits is to go to that one."""
+    _, prompts = pool_index(workers, rng)
+    index = PrefixIndex()
+    for worker in workers[:-1]:
+        for prompt in prompts:
+            index.add(worker, prompt)
     return index, prompts
 
 
@@ -225,9 +236,13 @@ def measure_line(requests: int) -> None:
     """Prints CPU time of all events for each request, late binding and immediate."""
     workers = [WorkerId(f"pod-{i}/0") for i in range(WHOLE_WORKERS)]
     spent = {}
-    for name, parameters in {"immediate": {"binding": "immediate"}, "late": {"binding": "late"}}.items():
-        index, prompts = pool_index(workers, random.Random(7))
-        line = Line(build("lbgr", index, workers, parameters), prompts, random.Random(8))
+    cases = {
+        "immediate": ("immediate", pool_index(workers, random.Random(7))),
+        "late": ("late", pool_index(workers, random.Random(7))),
+        "late, one idle": ("late", hot_index(workers, random.Random(7))),
+    }
+    for name, (binding, (index, prompts)) in cases.items():
+        line = Line(build("lbgr", index, workers, {"binding": binding}), prompts, random.Random(8))
         line.run(workers, requests, WAITING + 2 * WHOLE_WORKERS)
         spent[name] = line.spent_s / requests * 1e6
         waiting = statistics.mean(line.waiting)

@@ -424,3 +424,34 @@ class TestLimits:
         for number in range(2):
             bench.arrive(f"next{number}", 25_600)
         assert [r.request_id for r in bench.refused] == ["r3"]
+
+    def test_a_worker_that_nobody_wants_does_not_have_the_line_planned_at_each_event(self) -> None:
+        """Sixteen workers; 200 requests want a long prefix that fifteen hold, which are full, and one is idle."""
+        workers = tuple(WorkerId(f"w{i}") for i in range(16))
+        bench = Bench(workers)
+        document = prompt_blocks(1, 1000)
+        for worker in workers[:15]:
+            bench.cache.put(worker, document)
+        for number in range(260):
+            bench.arrive(f"r{number}", blocks=prompt_blocks(2 + number, 1002, prefix=document))
+        assert bench.policy.waiting > 150
+        before = bench.policy.assigned
+        for _ in range(100):
+            bench.now_ms += 0.1
+            bench.tell(Tick())
+        assert bench.policy.assigned - before < 10 * bench.policy.waiting
+
+    def test_it_is_looked_at_again_before_long(self) -> None:
+        workers = tuple(WorkerId(f"w{i}") for i in range(16))
+        bench = Bench(workers)
+        document = prompt_blocks(1, 1000)
+        for worker in workers[:15]:
+            bench.cache.put(worker, document)
+        for number in range(260):
+            bench.arrive(f"r{number}", blocks=prompt_blocks(2 + number, 1002, prefix=document))
+        idle = [worker for worker in workers if not bench.policy.in_flight(worker)]
+        assert idle == [workers[15]]
+        bench.arrive("other", 500)
+        bench.now_ms += 50
+        bench.tell(Tick())
+        assert ("other", workers[15]) in bench.sent

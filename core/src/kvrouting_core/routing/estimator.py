@@ -93,6 +93,7 @@ class LearnedEstimator:
         self._busy_share = 0.0
         self._compared_ms = -math.inf
         self._compared = True
+        self.comparisons = 0  # rises whenever speeds may have changed
 
     def pool(self, workers: Sequence[Worker], *, now_ms: float) -> PoolState:
         """How loaded the workers are, whatever the request."""
@@ -269,6 +270,7 @@ class LearnedEstimator:
 
     def _compare_pool(self) -> None:
         """Sets each worker's f, its speed relative to the pool's mean, and ρ."""
+        self.comparisons += 1
         stations = self._stations.values()
         if not stations:
             return

@@ -77,6 +77,11 @@ class LatePolicy:
         """Requests in the line."""
         return len(self._line)
 
+    @property
+    def assigned(self) -> int:
+        """Requests assigned in all plans so far, each as often as it was: what planning has cost."""
+        return self._planner.assigned
+
     def in_flight(self, worker: WorkerId) -> int:
         """Requests dispatched to the worker and not ended; 0 if it is unknown."""
         return self._ledger.in_flight(worker)

@@ -26,6 +26,10 @@ from kvrouting_core.routing.work_table import NEVER_MS, Vector, WorkTable
 Send = Callable[[Queued, Choice], None]
 
 _PLANNED_PER_WORKER = 16
+# A worker with room that a long plan gave nothing to is no reason to plan again at once: while everybody waits for
+# prefixes that others hold, each event of the pool would walk the whole line for it. The longer, the less often.
+_LONG_PLAN = 128
+_PLANNED_PER_MS = 16.0
 # An index that lags by seconds costs next to nothing, so what it said a moment ago is good enough to plan with; a
 # request is matched again before it is sent.
 MATCH_LASTS_MS = 250.0
@@ -54,12 +58,17 @@ class Planner:
         self._cache = cache
         self._block_size = block_size_tokens
         self._table: WorkTable | None = None
+        self._comparisons = 0
+        self.assigned = 0  # requests that were assigned so far, each as often as it was: what planning costs
 
     def table(self, workers: Sequence[Worker]) -> WorkTable:
         """The workers as they are now. workers: another object whenever one has joined, paused or gone."""
         if self._table is None or self._table.workers is not workers:
             stations = self.beliefs.estimator.stations(workers)
             self._table = WorkTable(workers, stations, cache=self._cache, block_size_tokens=self._block_size)
+        elif self._comparisons != self.beliefs.estimator.comparisons:
+            self._table.learn()
+        self._comparisons = self.beliefs.estimator.comparisons
         return self._table
 
     def weigh(self, item: Queued, line: WaitingLine, workers: Sequence[Worker], *, now_ms: float) -> None:
@@ -83,9 +92,12 @@ class Planner:
         terms = Terms(estimator.answer_tokens, estimator.mean_uncached_tokens, crowding)
         table = self.table(workers)
         rooms = self.release.rooms(workers, table.stations, terms, now_ms=now_ms)
-        if any(rooms):
+        if not any(rooms):
+            return
+        awaited = [room and now_ms >= s.unwanted_until_ms for room, s in zip(rooms, table.stations, strict=True)]
+        if any(awaited):
             pool = estimator.pool(workers, now_ms=now_ms)
-            _Plan(self, line, pool, rooms, terms, table, now_ms=now_ms).run(send)
+            _Plan(self, line, pool, rooms, awaited, terms, table, now_ms=now_ms).run(send)
 
 
 def _weigh(item: Queued, line: WaitingLine, table: WorkTable, *, now_ms: float) -> None:
@@ -94,14 +106,13 @@ def _weigh(item: Queued, line: WaitingLine, table: WorkTable, *, now_ms: float) 
     item.weighed = weighed = table.weigh(item.waiting.request)
     deepest = max(weighed.cached_blocks)
     line.set_deepest(item, item.blocks[deepest - 1] if deepest else None)
-    speeds: Vector = np.array([station.speed for station in table.stations])
-    least_ms = float((weighed.work_ms * speeds).min())
-    if least_ms < NEVER_MS * speeds.min():  # else all that it may go to are paused
+    least_ms = float((weighed.work_ms * table.speeds).min())
+    if least_ms < NEVER_MS * table.speeds.min():  # else all that it may go to are paused
         line.set_least(item, least_ms)
 
 
 class _Plan:
-    """One pass over the line."""
+    """One pass over the line. rooms: who has room. awaited: who has room that a pass is worth while for."""
 
     def __init__(
         self,
@@ -109,6 +120,7 @@ class _Plan:
         line: WaitingLine,
         pool: PoolState,
         rooms: list[bool],
+        awaited: list[bool],
         terms: Terms,
         table: WorkTable,
         *,
@@ -118,11 +130,12 @@ class _Plan:
         self._line = line
         self._pool = pool
         self._rooms = rooms
+        self._awaited = awaited
         self._table = table
         self._now_ms = now_ms
         parameters, stations = planner.parameters, pool.stations
         self._terms = terms
-        self._speed: Vector = np.array([station.speed for station in stations])
+        self._speed = table.speeds
         self._queue: Vector = np.array(pool.queues_ms)
         self._decode: Vector = parameters.decode_share * np.array([station.step_ms for station in stations])
         # What a ms of prefill at the class prior's speed costs: itself and the decodes it stops; and at price 1.
@@ -138,11 +151,19 @@ class _Plan:
         self._coefficients: Vector = np.empty(len(stations))
 
     def run(self, send: Send) -> None:
-        """Assigns until no worker has room."""
+        """Assigns until no worker has room, but for those that nobody wanted a moment ago."""
+        planned = self._assign(send)
+        self._planner.assigned += planned
+        if planned > _LONG_PLAN:
+            for room, station in zip(self._awaited, self._pool.stations, strict=True):
+                if room:
+                    station.unwanted_until_ms = self._now_ms + planned / _PLANNED_PER_MS
+
+    def _assign(self, send: Send) -> int:
         planned, limit = 0, _PLANNED_PER_WORKER * len(self._rooms)
         for item in self._line.all():
             if planned == limit:
-                return
+                break
             self._behind -= 1
             if self._now_ms - item.weighed_ms > self._planner.match_lasts_ms:
                 _weigh(item, self._line, self._table, now_ms=self._now_ms)
@@ -155,9 +176,10 @@ class _Plan:
             planned += 1
             if self._rooms[place]:
                 place = self._send(item, place, send)
-                if not any(self._rooms):
-                    return
+                if not any(self._awaited):
+                    break
             self._add(place, item)
+        return planned
 
     def _price(self, item: Queued) -> float | Vector:
         """μ, of each worker where they differ. A ms of this request delays those after it in the line and those who
@@ -226,6 +248,6 @@ class _Plan:
 
     def _look_again(self, place: int) -> None:
         """Whether the worker still has room, after one more request."""
-        self._rooms[place] = self._planner.release.has_room(
+        self._rooms[place] = self._awaited[place] = self._planner.release.has_room(
             self._pool.workers[place], self._pool.stations[place], self._terms, now_ms=self._now_ms
         )

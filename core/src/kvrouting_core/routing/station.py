@@ -25,6 +25,7 @@ class Station:
     """One worker as the estimator sees it. A restart or a return makes a new one.
 
     full_until_ms: it has no room until then, as whoever releases requests found; void when anything happens there.
+    unwanted_until_ms: it has room and nothing that waits is to go there, as a plan found; looked at again then.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class Station:
         "_prior_ms_per_token", "_running", "_unstarted", "_unstarted_tokens", "a", "b", "busy", "chunk_tokens",
         "full_until_ms", "measured", "observations", "others", "queue", "relative_speed", "residual", "running",
         "running_limit", "scheduler", "sequences", "speed", "step_ms", "times",
+        "unwanted_until_ms",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +48,7 @@ class Station:
         self.sequences = 0  # own, dispatched
         self.running = 0  # own, past their prefill
         self.observations = 0
+        self.unwanted_until_ms = -math.inf
         self._counters = EngineCounters()
         self.others = OthersLoad()
         self._over_at_ms = math.inf

@@ -33,7 +33,10 @@ class Weighed(NamedTuple):
 
 
 class WorkTable:
-    """The workers of one moment, in order. Made anew when one joins, pauses or goes."""
+    """The workers of one moment, in order. Made anew when one joins, pauses or goes.
+
+    speeds: f of each, as of the last `learn`.
+    """
 
     def __init__(
         self, workers: Sequence[Worker], stations: Sequence[Station], *, cache: CacheView, block_size_tokens: int
@@ -49,6 +52,11 @@ class WorkTable:
         self._b: Vector = np.array([station.b for station in stations])
         pages = np.array([worker.profile.page_size_tokens for worker in workers])
         self._pages = pages if (pages > 1).any() else None
+        self.learn()
+
+    def learn(self) -> None:
+        """Takes the speeds that are believed now."""
+        self.speeds: Vector = np.array([station.speed for station in self.stations])
 
     def weigh(self, request: RoutingRequest) -> Weighed:
         """Matches the request and works out what it costs."""
