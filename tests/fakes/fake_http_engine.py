@@ -124,6 +124,7 @@ class FakeHttpEngine:
         self.answer: Callable[[Seen], Answer] = default_answer
         self.seen: list[Seen] = []
         self.healthy = True
+        self.failed_probes = 0
         self.url = ""
         self.disconnects = 0
         self.disconnected = asyncio.Event()
@@ -156,6 +157,7 @@ class FakeHttpEngine:
             self._runner = None
 
     async def _health(self, _request: web.Request) -> web.Response:
+        self.failed_probes += not self.healthy
         return web.Response(status=200 if self.healthy else 503)
 
     async def _info(self, _request: web.Request) -> web.Response:

@@ -13,6 +13,8 @@ import grpc.aio
 from kvrouting.v1 import sync_pb2, sync_pb2_grpc
 
 MASK = (1 << 64) - 1
+# Only a test that fails ever waits so long.
+_PATIENCE_S = 30.0
 
 
 def hello(**changes: Any) -> sync_pb2.Hello:
@@ -80,7 +82,7 @@ class FakeSidecar:
 
     async def reply(self, kind: str, count: int = 1) -> Any:
         """The count-th reply of a kind, waited for."""
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(_PATIENCE_S), self._changed:
             await self._changed.wait_for(lambda: len(self._of(kind)) >= count)
         return self._of(kind)[count - 1]
 
@@ -93,12 +95,12 @@ class FakeSidecar:
 
     async def acks(self, messages: int) -> None:
         """Waits until so many messages are acknowledged."""
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(_PATIENCE_S), self._changed:
             await self._changed.wait_for(lambda: self.acknowledged >= messages)
 
     async def ended(self) -> None:
         """Waits until the router has ended the stream."""
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(_PATIENCE_S), self._changed:
             await self._changed.wait_for(lambda: self.closed)
 
     async def snapshot(self, *chains: Sequence[int], chunk: int = 1 << 20, epoch: str | None = None) -> None:

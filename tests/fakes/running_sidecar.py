@@ -24,7 +24,7 @@ HASH_KEY = b"a hash key of the tests' own pool"
 BLOCK_SIZE = 16
 
 
-async def eventually(condition: Callable[[], object], *, limit_s: float = 15.0) -> None:
+async def eventually(condition: Callable[[], object], *, limit_s: float = 45.0) -> None:
     """Wait until it holds."""
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -73,10 +73,10 @@ def settings_for(engine: FakeEngine, names: Sequence[RouterName], **changes: Any
         "endpoints": EndpointOverrides(state=engine.state_endpoint if engine.has_state_socket else None),
         "look_up_every_s": 0.05,
         "engine_times": EngineTimes(healthy_s=0.1, away_s=0.02),
-        "drain": DrainSettings(token="drain-token", limit_s=5.0),
+        "drain": DrainSettings(token="drain-token", limit_s=30.0),
         "credentials": RouterCredentials(),
         "stream_times": StreamTimes(flush_s=0.005, farewell_s=2.0),
-        "follower_times": FollowerTimes(verify_s=0.1, answer_limit_s=0.5),
+        "follower_times": FollowerTimes(verify_s=0.1, answer_limit_s=1.5),
         "http_host": "127.0.0.1",
         "http_port": 0,
     }
@@ -100,7 +100,7 @@ async def running_sidecar(
         yield sidecar
     finally:
         sidecar.stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(45):
             await running
 
 

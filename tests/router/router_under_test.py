@@ -26,7 +26,7 @@ BLOCK = 16
 HASHER = ChainHasher(KEY, BLOCK)
 MODEL = "m"
 # Generous: only a test that fails ever waits so long, and a busy machine may take seconds for what takes none.
-_PATIENCE_S = 30.0
+PATIENCE_S = 30.0
 
 
 def blocks_of(tokens: Iterable[int], **namespace: str) -> list[int]:
@@ -101,13 +101,13 @@ class RouterUnderTest:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for a condition."""
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 await asyncio.sleep(0.005)
 
     async def state(self, name: str, state: str) -> None:
         """Waits until the worker is in the state."""
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 page = await self.workers()
                 if any(w["worker"] == name and w["state"] == state for w in page["workers"]):

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,15 +15,28 @@ import pytest_asyncio
 from kvrouting_router.client_call import ApiKeys
 from kvrouting_router.options import SizeLimits
 from tests.fakes.fake_http_engine import FakeHttpEngine, running_engine
-from tests.router.router_under_test import RouterUnderTest, chat, config, options, running_router
+from tests.router.router_under_test import PATIENCE_S, RouterUnderTest, chat, config, options, running_router
+
+Pair = tuple[RouterUnderTest, FakeHttpEngine]
 
 
 @pytest_asyncio.fixture
-async def pair() -> AsyncIterator[tuple[RouterUnderTest, FakeHttpEngine]]:
+async def pair() -> AsyncIterator[Pair]:
     """A router with one live worker; afterwards nothing may be left, and a good request must still pass."""
-    settings = config(
-        options=options(times={"client_read_s": 0.3}, sizes=SizeLimits(max_body_bytes=1 << 20, max_header_bytes=8192))
-    )
+    async with pair_with(client_read_s=PATIENCE_S) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def impatient_pair() -> AsyncIterator[Pair]:
+    """One that waits for a client's bytes no longer than 0.3 s."""
+    async with pair_with(client_read_s=0.3) as made:
+        yield made
+
+
+@asynccontextmanager
+async def pair_with(**times: float) -> AsyncIterator[Pair]:
+    settings = config(options=options(times=times, sizes=SizeLimits(max_body_bytes=1 << 20, max_header_bytes=8192)))
     async with running_engine() as engine, running_router(settings) as router:
         await router.sidecar(engine)
         yield router, engine
@@ -33,9 +47,6 @@ async def pair() -> AsyncIterator[tuple[RouterUnderTest, FakeHttpEngine]]:
         worker = await router.worker()
         assert (worker["state"], worker["breaker_open"]) == ("live", False)
         await router.nothing_is_left()
-
-
-Pair = tuple[RouterUnderTest, FakeHttpEngine]
 
 
 async def rejected(pair: Pair, path: str, body: Any, *, status: int, says: str, **options: Any) -> None:
@@ -168,7 +179,7 @@ async def raw(router: RouterUnderTest, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", router.router.http_port)
     writer.write(data)
     await writer.drain()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read()
     writer.close()
     return answer
@@ -203,14 +214,14 @@ async def test_a_broken_chunked_body(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"POST /v1/chat/compl", b"POST / HTTP/1.1\r\nHost: x\r\nA: b\r\n"])
-async def test_headers_that_come_too_slowly(pair: Pair, sent: bytes) -> None:
-    answer = await raw(pair[0], sent)
+async def test_headers_that_come_too_slowly(impatient_pair: Pair, sent: bytes) -> None:
+    answer = await raw(impatient_pair[0], sent)
     assert answer.split()[1] == b"408"
     assert b"headers did not arrive within 0.3 s" in answer
 
 
-async def test_a_body_that_comes_too_slowly(pair: Pair) -> None:
-    answer = await raw_until_answer(pair[0], HALF_A_REQUEST)
+async def test_a_body_that_comes_too_slowly(impatient_pair: Pair) -> None:
+    answer = await raw_until_answer(impatient_pair[0], HALF_A_REQUEST)
     assert answer.split()[1] == b"408"
     assert b"body did not arrive within 0.3 s" in answer
 
@@ -219,7 +230,7 @@ async def raw_until_answer(router: RouterUnderTest, data: bytes) -> bytes:
     """Sends bytes and reads the first piece of the answer, then leaves."""
     reader, writer = await asyncio.open_connection("127.0.0.1", router.router.http_port)
     writer.write(data)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read(4096)
     writer.transport.abort()
     return answer

@@ -20,7 +20,7 @@ from kvrouting_core.blocks import ChainHasher
 from kvrouting_router.command import policy_parameters, read_hash_key, router
 from tests.fakes.fake_http_engine import Answer, chat_chunk, running_engine
 from tests.fakes.fake_sidecar import FakeSidecar, hello
-from tests.router.router_under_test import chat
+from tests.router.router_under_test import PATIENCE_S, chat
 
 COMMAND = [sys.executable, "-m", "kvrouting_router"]
 
@@ -44,7 +44,7 @@ async def running(
 async def listening(process: asyncio.subprocess.Process) -> dict[str, int]:
     """Reads the log up to the line that says the ports."""
     assert process.stderr is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         async for line in process.stderr:
             entry = json.loads(line)
             if entry["event"] == "listening":
@@ -69,7 +69,7 @@ async def test_sigterm_lets_a_running_stream_end_and_exits_with_0(tmp_path: Path
                 await refused(session, url)
                 gate.set()
                 assert await response.read() == chat_chunk("b")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 assert await process.wait() == 0
 
 
@@ -81,7 +81,7 @@ def _set() -> asyncio.Event:
 
 async def ready(session: aiohttp.ClientSession, url: str) -> None:
     """Waits until the router has a live worker."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             async with session.get(url + "/readyz") as response:
                 if response.status == 200:
@@ -91,7 +91,7 @@ async def ready(session: aiohttp.ClientSession, url: str) -> None:
 
 async def refused(session: aiohttp.ClientSession, url: str) -> None:
     """Waits until nobody accepts connections any more."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 async with aiohttp.ClientSession() as fresh, fresh.get(url + "/healthz"):
@@ -110,9 +110,9 @@ async def test_a_request_that_outlasts_the_limit_is_ended_and_the_exit_is_still_
             async with session.post(url + "/v1/chat/completions", json=chat(stream=True)) as response:
                 await response.content.readany()
                 process.send_signal(signal.SIGINT)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE_S):
                     assert await process.wait() == 0
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await engine.disconnected.wait()
 
 

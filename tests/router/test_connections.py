@@ -16,7 +16,7 @@ from tests.fakes.fake_http_engine import (
     json_answer,
     running_engine,
 )
-from tests.router.router_under_test import RouterUnderTest, chat, config, options, running_router, static
+from tests.router.router_under_test import PATIENCE_S, RouterUnderTest, chat, config, options, running_router, static
 
 
 async def test_large_bodies_pass_in_both_directions() -> None:
@@ -51,7 +51,7 @@ async def test_a_client_that_does_not_read_is_given_up() -> None:
         writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         await router.until(lambda: bool(engine.seen))
-        assert (await router.worker())["in_flight"] == 1
+        assert router.router.pool.dispatcher.dispatched == 1
         await router.nothing_is_left()
         assert await router.metric("requests_total", api="/v1/chat/completions", outcome="cancelled") == 1
         writer.transport.abort()
@@ -114,7 +114,7 @@ async def test_an_http_1_0_client_gets_its_stream_until_the_connection_ends() ->
         reader, writer = await asyncio.open_connection("127.0.0.1", router.router.http_port)
         head = b"POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         writer.write(head % len(body) + body)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             raw = await reader.read()
         assert raw.endswith(DONE)
         writer.close()

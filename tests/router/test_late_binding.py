@@ -14,7 +14,7 @@ from kvrouting_core.routing.policy import AdmissionLimits
 from kvrouting_router.router_process import RouterConfig
 from kvrouting_router.tracing_otel import OtelTracer
 from tests.fakes.fake_http_engine import Answer, FakeHttpEngine, chat_chunk, running_engine
-from tests.router.router_under_test import RouterUnderTest, chat, config, options, running_router
+from tests.router.router_under_test import PATIENCE_S, RouterUnderTest, chat, config, options, running_router
 
 # One request at a time on each worker: short prompts would all be taken otherwise.
 ONE_AT_A_TIME = {"binding": "late", "decode_limit": 1e-6}
@@ -97,7 +97,7 @@ async def test_a_request_planned_for_a_worker_that_restarts_goes_to_another() ->
 
 
 async def test_when_the_last_worker_is_gone_those_who_wait_are_told() -> None:
-    settings = late(options=options(sync={"heartbeat_interval_s": 0.05, "silence_s": 0.1, "gone_s": 0.4}))
+    settings = late(options=options(sync={"heartbeat_interval_s": 0.05, "silence_s": 1.5, "gone_s": 2.0}))
     async with busy(settings) as (router, _, _gate):
         waiting = await one_waits(router)
         await router.sidecars[0].close()
@@ -112,7 +112,7 @@ async def test_a_router_that_stops_tells_those_who_wait_and_its_successor_serves
         status, body, _ = await waiting
         assert (status, "shutting down" in body["error"]["message"]) == (503, True)
         gate.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await stopping
         router.router.stop = _done  # type: ignore[method-assign]  # it has stopped
         async with running_router(late()) as successor:

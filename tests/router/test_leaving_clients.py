@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from tests.fakes.fake_http_engine import DONE, Answer, chat_chunk, running_engine, usage_chunk
-from tests.router.router_under_test import RouterUnderTest, chat, running_router
+from tests.router.router_under_test import PATIENCE_S, RouterUnderTest, chat, running_router
 
 
 async def read_until_and_leave(router: RouterUnderTest, mark: bytes) -> None:
@@ -17,7 +17,7 @@ async def read_until_and_leave(router: RouterUnderTest, mark: bytes) -> None:
     body = json.dumps(chat(stream=True)).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await reader.readuntil(mark)
     writer.transport.abort()
 

@@ -19,7 +19,7 @@ from tests.fakes.fake_http_engine import (
     running_engine,
     usage_chunk,
 )
-from tests.router.router_under_test import RouterUnderTest, running_router
+from tests.router.router_under_test import PATIENCE_S, RouterUnderTest, running_router
 
 Setup = tuple[RouterUnderTest, FakeHttpEngine, openai.AsyncOpenAI]
 
@@ -84,7 +84,7 @@ async def test_a_cancelled_stream(setup: Setup) -> None:
     async for _ in stream:
         break
     await stream.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await engine.disconnected.wait()
     await router.nothing_is_left()
 

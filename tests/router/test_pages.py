@@ -18,7 +18,7 @@ from kvrouting_router.decision_log import ShownDecision
 from kvrouting_router.json_log import JsonFormatter
 from kvrouting_tokenization import ByteTokenizer
 from tests.fakes.fake_http_engine import DONE, Answer, chat_body, chat_chunk, json_answer, running_engine, usage_chunk
-from tests.router.router_under_test import chat, config, options, running_router, static, text_blocks
+from tests.router.router_under_test import PATIENCE_S, chat, config, options, running_router, static, text_blocks
 
 
 def decision(workers: int) -> Decision:
@@ -105,7 +105,7 @@ class BlockedTokenizer(ByteTokenizer):
         self.go = threading.Event()
 
     def encode_chat(self, body: Mapping[str, object]) -> Sequence[int]:
-        self.go.wait(10)
+        self.go.wait(PATIENCE_S)
         return super().encode_chat(body)
 
 
@@ -116,7 +116,7 @@ async def test_health_does_not_wait_for_tokenization() -> None:
         long = chat("x" * 2000)
         tasks = [asyncio.create_task(router.post("/v1/chat/completions", long)) for _ in range(8)]
         for page in ("/healthz", "/readyz", "/metrics", "/workers"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 assert (await router.get(page))[0] == 200
         # Ids need no tokenizer: they overtake those who wait for it.
         status, _, _ = await router.post("/generate", {"input_ids": [1, 2, 3]})
@@ -282,7 +282,7 @@ async def test_a_static_worker_that_was_away_has_an_empty_cache_again() -> None:
             await router.post("/generate", {"input_ids": [1] * 96})
             assert (await router.worker(name))["blocks"] == 6
             engine.healthy = False
-            await asyncio.sleep(0.6)
+            await router.until(lambda: engine.failed_probes > 1)  # so the router has heard the answer to the first
             engine.healthy = True
             await router.until(lambda: router.router.pool.guessed.count(WorkerId(name)) == 0)
             assert await matched(router, "/generate", {"input_ids": [1] * 96}) == 0

@@ -13,6 +13,7 @@ import pytest
 
 from kvrouting_simulator.demo.cluster import Cluster
 from kvrouting_simulator.demo.pool_plan import MODEL, PoolPlan
+from tests.recovery.pool_under_test import views_equal_engines
 
 pytestmark = pytest.mark.processes
 
@@ -39,8 +40,7 @@ async def test_the_official_client_a_hot_prefix_and_a_router_that_restarts(tmp_p
     async with Cluster(plan, folder=tmp_path) as cluster:
         async with openai.AsyncOpenAI(base_url=cluster.router_url + "/v1", api_key="x", max_retries=0) as client:
             await talk(client)
-            # One more with the same beginning, after the engine's events have had time to arrive.
-            await asyncio.sleep(0.5)
+            await views_equal_engines(cluster)  # the events of what was served have arrived
             answer = await client.completions.with_raw_response.create(
                 model=MODEL, prompt=PREFIX + "last", max_tokens=4
             )
@@ -100,7 +100,7 @@ async def talk(client: openai.AsyncOpenAI) -> None:
 
 async def everything_agrees(cluster: Cluster) -> None:
     """Nothing in flight, digests compared, no drift, no mismatch."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             workers = (await page(cluster, "/workers"))["workers"]
             counted = await metrics(cluster)

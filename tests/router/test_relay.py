@@ -23,7 +23,7 @@ from tests.fakes.fake_http_engine import (
     usage_chunk,
 )
 from tests.router.recording_policy import Recording
-from tests.router.router_under_test import chat, config, options, running_router
+from tests.router.router_under_test import PATIENCE_S, chat, config, options, running_router
 
 SURFACES = ["/v1/chat/completions", "/v1/completions", "/generate"]
 
@@ -121,7 +121,7 @@ async def test_a_stream_comes_unchanged_and_each_event_at_once() -> None:
             received = []
             for i, piece in enumerate(pieces):
                 # The engine holds the next event back until this one has reached the client: buffering would hang.
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     received.append(await response.content.readexactly(len(piece)))
                 if i + 1 < len(gates):
                     gates[i + 1].set()
@@ -163,13 +163,13 @@ async def test_a_client_that_leaves_takes_its_request_with_it(stream: bool) -> N
             engine.answer = lambda _: Answer(before_headers=asyncio.Event())
         await router.sidecar(engine)
         task = asyncio.create_task(router.post("/v1/chat/completions", chat(stream=stream)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await engine.arrived.wait()
         if stream:
             await asyncio.sleep(0.05)
         assert (await router.worker())["in_flight"] == 1
         task.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await engine.disconnected.wait()
         await router.nothing_is_left()
         assert await router.metric("requests_total", api="/v1/chat/completions", outcome="cancelled") == 1

@@ -23,7 +23,7 @@ from kvrouting_router.dispatcher import Dispatcher
 from kvrouting_router.errors import NoWorkerReadyError, OverloadedError, StoppingError
 from tests.fakes.fake_http_engine import Answer, FakeHttpEngine, chat_chunk, running_engine
 from tests.router.recording_policy import Recording
-from tests.router.router_under_test import RouterUnderTest, blocks_of, chat, config, options, running_router
+from tests.router.router_under_test import PATIENCE_S, RouterUnderTest, blocks_of, chat, config, options, running_router
 
 
 @asynccontextmanager
@@ -119,7 +119,7 @@ async def test_at_shutdown_running_requests_end_and_waiting_ones_are_refused() -
         assert (status, "shutting down" in body["error"]["message"]) == (503, True)
         assert not stopping.done()
         gate.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await stopping
         assert policy.each_arrival_ended_once()
         assert policy.outcomes() == [Outcome.CANCELLED, Outcome.COMPLETED]

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from kvrouting_sidecar.drain import DrainResult
 from kvrouting_sidecar.process import pages_of
 from kvrouting_sidecar.settings import DrainSettings
 from kvrouting_sidecar.sidecar import Sidecar
@@ -30,6 +31,18 @@ class _Pages:
     async def drain(self, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
         async with self._client.post(f"{self._url}/drain", headers=_TOKEN if headers is None else headers) as answer:
             return answer.status, await answer.json()
+
+    def count_callers(self) -> list[str]:
+        """The reasons of all that ask for a drain from now on."""
+        asked: list[str] = []
+        drain = self.sidecar.drain.drain
+
+        async def counted(reason: str) -> DrainResult:
+            asked.append(reason)
+            return await drain(reason)
+
+        self.sidecar.drain.drain = counted  # type: ignore[method-assign]
+        return asked
 
 
 @asynccontextmanager
@@ -59,7 +72,7 @@ async def test_a_drain_ends_when_no_router_has_a_request_under_way() -> None:
 
 
 async def test_a_drain_gives_up_at_its_limit_and_says_what_remains() -> None:
-    drain = DrainSettings(token="drain-token", limit_s=0.3)
+    drain = DrainSettings(token="drain-token", limit_s=1.0)
     async with (
         FakeEngine() as engine,
         FakeRouter() as busy,
@@ -76,9 +89,9 @@ async def test_a_drain_gives_up_at_its_limit_and_says_what_remains() -> None:
 async def test_callers_share_one_drain_and_a_later_one_announces_anew() -> None:
     async with FakeEngine() as engine, FakeRouter() as router, _pages(engine, router) as pages:
         router.requests_under_way = 1
+        asked = pages.count_callers()
         callers = [asyncio.create_task(pages.drain()) for _ in range(3)]
-        await eventually(lambda: router.streams[0].draining)
-        await asyncio.sleep(0.2)
+        await eventually(lambda: router.streams[0].draining and len(asked) == 3)
         router.finish_requests()
         answers = await asyncio.gather(*callers)
         assert len(router.streams[0].draining) == 1

@@ -41,7 +41,7 @@ def _reading(port: int, host: str = "127.0.0.1") -> Iterator[Published]:
 
 
 def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 45
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come to hold"
         time.sleep(0.005)

@@ -39,7 +39,7 @@ async def _pages(engine: FakeEngine, *routers: FakeRouter, **changes: Any) -> As
 
 async def _comes(get: _Get, path: str, wanted: Callable[[int, str], bool]) -> str:
     """Ask until the answer is as wanted."""
-    deadline = time.monotonic() + 15.0
+    deadline = time.monotonic() + 45.0
     while True:
         status, text = await get(path)
         if wanted(status, text):

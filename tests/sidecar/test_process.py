@@ -63,7 +63,7 @@ async def test_sigterm_says_farewell_and_ends_with_success() -> None:
         async with aiohttp.ClientSession() as client, client.get(f"http://127.0.0.1:{port}/readyz") as answer:
             assert answer.status == 200
         process.terminate()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await process.wait() == 0
         assert router.streams[0].draining == ["the worker's sidecar stops"]
         assert router.streams[0].in_order
@@ -75,7 +75,7 @@ async def test_sigterm_ends_it_before_the_engine_is_there() -> None:
     await engine.stop()
     async with FakeRouter() as router, _process(engine, router) as (process, _):
         process.terminate()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await process.wait() == 0
 
 

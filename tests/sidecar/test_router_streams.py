@@ -169,7 +169,7 @@ async def test_heartbeats_describe_the_view_that_the_router_has() -> None:
         await in_step(engine, router)
         worker = router.worker()
         assert worker is not None
-        assert worker.comparisons >= 5
+        await eventually(lambda: worker.comparisons >= 5)
         assert worker.violations == []
 
 
