@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +17,9 @@ from kvrouting_core.eviction.adaptive import GranuleRecord, LearnedRule, Terms
 from kvrouting_core.eviction.adaptive.ages import BUCKETS, AgeBuckets
 from kvrouting_core.eviction.adaptive.debt import Debt
 from kvrouting_core.eviction.adaptive.ghost import GhostRLT
-from kvrouting_core.eviction.adaptive.gittins import index_at_edges
+from kvrouting_core.eviction.adaptive.gittins import AgeGrid, index_at_edges
+from kvrouting_core.eviction.adaptive.leaf_pool import LeafPool
+from kvrouting_core.eviction.adaptive.learned_rule import CANDIDATES
 from kvrouting_core.eviction.adaptive.monitor import Monitor, sampling_period
 from kvrouting_core.eviction.adaptive.ring import Ring
 from kvrouting_core.radix_cache import PathLock, RadixCache
@@ -27,10 +29,7 @@ class UpsideDown(LearnedRule):
     """The adversary: out of all leaves the one with the highest index, which is worth the most."""
 
     def pick(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
-        def index(leaf: GranuleRecord) -> float:
-            return self._table_of(leaf.tail_label)[int(math.log2(self.now + 1 - leaf.accessed) * 4)]
-
-        return max(leaves, key=index)
+        return max(leaves, key=self.index_of)
 
 
 class MostRecent(LearnedRule):
@@ -58,6 +57,19 @@ def assert_bound(policy: GuardedEviction) -> None:
     assert debt.own_loads <= (1 + 0.02) * debt.ghost_loads + (1 + 0.25) * capacity + longest + 1e-6
 
 
+def assert_pools(policy: GuardedEviction) -> None:
+    """Each pool says of its leaves what their records say; E2 is what of E the ghost does not hold."""
+    leaves, spare = policy._leaves, policy._spare
+    for pool in (leaves, spare):
+        assert list(pool.accessed) == [leaf.accessed for leaf in pool]
+        assert list(pool.labels) == [leaf.tail_label for leaf in pool]
+    assert [leaf.place for leaf in leaves] == list(range(len(leaves)))
+    assert [leaf.spare_place for leaf in spare] == list(range(len(spare)))
+    per_granule = max(1, 64 // policy._bound().site.page_tokens)
+    names = {leaf: leaf.tail_name(per_granule) for leaf in leaves}
+    assert set(spare) == {leaf for leaf, name in names.items() if name is None or name not in policy._ghost}
+
+
 class Scene:
     """A cache that requests run in side by side, and the check after every call."""
 
@@ -74,6 +86,7 @@ class Scene:
         tokens = self.tokens(pages)
         self.running.append((self.cache.lock(tokens), tokens))
         assert_bound(self.policy)
+        assert_pools(self.policy)
 
     def load(self, which: int, answer: Sequence[int]) -> None:
         if not self.running:
@@ -94,15 +107,18 @@ class Scene:
             self.cache.insert(lock, tokens)
             self.running[which % len(self.running)] = (lock, tokens)
         assert_bound(self.policy)
+        assert_pools(self.policy)
 
     def end(self, which: int) -> None:
         if self.running:
             lock, _ = self.running.pop(which % len(self.running))
             self.cache.unlock(lock)
+            assert_pools(self.policy)
 
     def serve(self, pages: Sequence[int]) -> int:
         hit = self.cache.serve(self.tokens(pages))
         assert_bound(self.policy)
+        assert_pools(self.policy)
         return hit
 
 
@@ -138,6 +154,7 @@ def test_the_bound_holds_after_every_call_under_locks(
             unlocked = scene.cache.evictable_tokens
             wanted = values[0] * page_size
             assert scene.cache.evict(wanted) == min(wanted, unlocked)
+            assert_pools(scene.policy)
             continue
         getattr(scene, name)(*values)
     assert_bound(scene.policy)
@@ -357,6 +374,90 @@ def test_the_monitor_counts_exposure_as_its_definition(uses: list[tuple[int, int
     for label, counts in monitor.counts.items():
         assert counts.exposure == pytest.approx(exposure.get(label, [0.0] * BUCKETS), abs=1e-6)
         assert counts.hits == hits.get(label, [0] * BUCKETS)
+
+
+def pool_of(count: int) -> LeafPool:
+    pool = LeafPool()
+    for number in range(count):
+        leaf = GranuleRecord(None, 1)
+        leaf.accessed, leaf.tail_label = 1000 + number, number % 256
+        pool.add(leaf)
+    return pool
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 63, 64, 100, 1000])
+def test_a_sample_is_of_different_leaves_each_as_likely_as_any_other(count: int) -> None:
+    pool = pool_of(count)
+    rule = LearnedRule(random.Random(2))
+    drawn: list[Sequence[int]] = []
+
+    class Watched(LeafPool):
+        def every(self, stride: int, first: int, size: int) -> tuple[Sequence[int], bytearray]:
+            accessed, labels = pool.every(stride, first, size)
+            drawn.append(accessed)
+            assert list(labels) == [(then - 1000) % 256 for then in accessed]
+            return accessed, labels
+
+    watched = Watched()
+    watched.leaves = pool.leaves
+    rounds = 4000
+    for _ in range(rounds):
+        rule._now += 1000 + count  # so that the reserve is of no use
+        assert rule.pick(watched) in pool.leaves
+    assert all(len(set(accessed)) == min(count, CANDIDATES) for accessed in drawn)
+    times = Counter(then for accessed in drawn for then in accessed)
+    expected = rounds * min(1.0, CANDIDATES / count)
+    assert len(times) == count
+    assert all(abs(seen - expected) < 6 * expected**0.5 for seen in times.values())
+
+
+def test_the_pick_is_the_lowest_index_of_the_sample_at_any_age() -> None:
+    rng = random.Random(5)
+    pool = pool_of(CANDIDATES)
+    rule = LearnedRule(random.Random(2))
+    rule.sized(300)
+    for _ in range(200):
+        rule._now += 50_000
+        for leaf in pool:
+            leaf.accessed = rule._now - int(2 ** rng.uniform(0, 15.5))  # up to far beyond sixteen capacities
+            leaf.tail_label = rng.choice([0, 0x40, 0x81, 0xC2])
+            pool.refresh(leaf)
+        assert rule.index_of(rule.pick(pool)) == min(map(rule.index_of, pool))
+
+
+def test_the_second_lowest_is_next_unless_it_is_used_or_gone_or_time_has_passed() -> None:
+    def second(change: str) -> bool:
+        pool = pool_of(CANDIDATES)
+        rule = LearnedRule(random.Random(2))
+        rule.sized(3000)
+        rule._now = 5000
+        first, expected = sorted(pool, key=rule.index_of)[:2]
+        assert rule.pick(pool) is first
+        pool.remove(first)
+        if change == "used":
+            expected.accessed = rule.now
+            pool.refresh(expected)
+        elif change == "gone":
+            pool.remove(expected)
+        elif change == "time":
+            rule._now += 1000
+            newcomer = GranuleRecord(None, 1)
+            newcomer.accessed, newcomer.tail_label = 1, first.tail_label
+            pool.add(newcomer)
+        return rule.pick(pool) is expected
+
+    assert [second(change) for change in ("", "used", "gone", "time")] == [True, False, False, False]
+
+
+def test_the_grid_of_ages_is_fine_enough_for_the_index() -> None:
+    for capacity in (1, 40, 300, 5000, 200_000):
+        ages = AgeBuckets(capacity)
+        grid = AgeGrid(ages, capacity)
+        table = grid.between(ages.starts)
+        for share in (1 / 16, 0.3, 1, 2, 7.9):
+            age = max(1, round(share * capacity))
+            assert table[grid.step_of(age)] == pytest.approx(age, rel=0.35, abs=capacity / 16)
+        assert table[grid.step_of(10**9)] == pytest.approx(8 * capacity)
 
 
 def test_the_index_of_a_constant_rate_is_that_rate() -> None:

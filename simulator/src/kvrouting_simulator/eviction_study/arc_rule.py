@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
 
 from kvrouting_core.eviction import GuardedEviction
-from kvrouting_core.eviction.adaptive import GranuleRecord, Terms, Visit
+from kvrouting_core.eviction.adaptive import GranuleRecord, LeafPool, Terms, Visit
 
 SAMPLE = 64
 SEEN_ONCE, SEEN_AGAIN = 0, 1
@@ -57,7 +56,8 @@ class ArcRule:
             while len(self._remembered[list_number]) > max(0, limit):
                 self._remembered[list_number].popitem(last=False)
 
-    def pick(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
+    def pick(self, pool: LeafPool) -> GranuleRecord:
+        leaves = pool.leaves
         count = len(leaves)
         if count > SAMPLE:
             leaves = [leaves[int(self._rng.random() * count)] for _ in range(SAMPLE)]

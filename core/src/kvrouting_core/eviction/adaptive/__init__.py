@@ -7,6 +7,7 @@ import random
 from kvrouting_core.eviction.adaptive.debt import Debt
 from kvrouting_core.eviction.adaptive.frame import GuardedEviction, Terms
 from kvrouting_core.eviction.adaptive.granules import GranuleRecord
+from kvrouting_core.eviction.adaptive.leaf_pool import LeafPool
 from kvrouting_core.eviction.adaptive.learned_rule import LearnedRule
 from kvrouting_core.eviction.adaptive.victim_rule import VictimRule, Visit
 
@@ -21,6 +22,7 @@ __all__ = [
     "Debt",
     "GranuleRecord",
     "GuardedEviction",
+    "LeafPool",
     "LearnedRule",
     "Terms",
     "VictimRule",

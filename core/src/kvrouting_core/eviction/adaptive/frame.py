@@ -11,7 +11,7 @@ from typing import Any
 from kvrouting_core.eviction.adaptive.debt import Debt
 from kvrouting_core.eviction.adaptive.ghost import GhostRLT
 from kvrouting_core.eviction.adaptive.granules import GranuleNames, GranuleRecord, pages_per_granule
-from kvrouting_core.eviction.adaptive.leaf_pool import LeafPool
+from kvrouting_core.eviction.adaptive.leaf_pool import LeafPool, SparePool
 from kvrouting_core.eviction.adaptive.victim_rule import VictimRule, Visit
 from kvrouting_core.eviction.base import EvictionPolicy, PathAccess, TreeSite, Uncover
 
@@ -133,6 +133,7 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         now = self._rule.now
         for record in access.records:
             record.accessed = now
+            self._refresh(record)
         loaded, _ = self._use_in_ghost(visit.names, access.pages)
         bound.debt.settle(own=0, ghost=loaded, announced=self._announced_pages())
 
@@ -158,23 +159,27 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
     def split(self, record: GranuleRecord, prefix_owner: Any, prefix_pages: int) -> GranuleRecord:
         upper = record.split_off(prefix_owner, prefix_pages, self._bound().granule_pages)
         if upper.names:
-            self._tails[upper.names[-1]] = upper
+            self._held[upper.names[-1]] = upper
         return upper
 
     def trimmed(self, record: GranuleRecord, pages: int) -> None:
-        super().trimmed(record, pages)
+        record.pages -= pages
         surplus = record.end - record.start - record.pages
         if surplus > 0:  # not chosen here
-            self._shorten(record, surplus)
+            for name, label in self._shortened(record, surplus):
+                self._lose(name, label, in_ghost=name in self._ghost.names)
             self._place(record)
 
     def evictable(self, record: GranuleRecord) -> None:
-        self._leaves.add(record)
+        if record.place < 0:
+            self._leaves.add(record)
         self._place(record)
 
     def pinned(self, record: GranuleRecord) -> None:
-        self._leaves.discard(record)
-        self._spare.discard(record)
+        if record.place >= 0:
+            self._leaves.remove(record)
+        if record.spare_place >= 0:
+            self._spare.remove(record)
 
     def choose(self, pages: int, uncover: Uncover) -> list[tuple[GranuleRecord, int]]:
         granule_pages = self._bound().granule_pages
@@ -184,10 +189,13 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
             record = self._next_victim()
             if record is None:
                 break
-            cut = min(pages, record.tail_pages(granule_pages))
+            cut = record.tail_pages(granule_pages)
+            if cut > pages:
+                cut = pages
             pages -= cut
-            taken[record] = taken.get(record, 0) + cut
-            self._shorten(record, cut)
+            taken[record] = taken[record] + cut if record in taken else cut
+            for name, label in self._shortened(record, cut):  # at most the granule that the tail ended
+                self._lose(name, label, in_ghost=record.spare_place < 0)
             if record.end > record.start:
                 self._started = record if record.end % granule_pages else None
                 self._place(record)
@@ -199,6 +207,8 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         return list(taken.items())
 
     def clear(self) -> None:
+        for leaf in self._leaves:
+            leaf.place = leaf.spare_place = -1
         self._clear_places()
         if self._site is not None:
             self._ghost.clear()
@@ -213,49 +223,61 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         In safe mode, if the ghost holds the tails of all leaves, the tree needs room that the ghost has not made yet,
         or for something that is no path: then the ghost evicts as well.
         """
-        bound = self._bound()
-        started = self._started
-        if started is not None and started in self._spare and started.tail_name(bound.granule_pages) is None:
-            return started
-        self._started = None
-        if not self._leaves:
-            return None
+        bound, started = self._bound(), self._started
+        if started is not None:
+            if started.spare_place >= 0 and started.tail_name(bound.granule_pages) is None:
+                return started
+            self._started = None
         pool = self._leaves
+        if not pool.leaves:
+            return None
         if bound.debt.is_safe:
-            while not self._spare and self._ghost.evict():
-                pass
             pool = self._spare
-        return self._rule.pick(pool.leaves)
+            while not pool.leaves and self._ghost.evict():
+                pass
+        return self._rule.pick(pool)
 
     def _press_ghost(self) -> None:
         """What running requests hold outside the tree is room that the ghost must not have either."""
         limit = (len(self._held) + len(self._announced)) * self._bound().granule_pages + self._longest
-        while self._ghost.used > limit and self._ghost.evict():
+        ghost = self._ghost
+        while ghost.used > limit and ghost.evict():
             pass
 
     def _place(self, record: GranuleRecord) -> None:
-        """Puts an evictable leaf into E2 or takes it out, by what its tail is."""
-        if record not in self._leaves:
+        """Puts an evictable leaf into E2 or takes it out, by what its tail is; tells the pools what became of it."""
+        if record.place < 0:
             return
+        self._leaves.refresh(record)
         name = record.tail_name(self._bound().granule_pages)
-        if name is None or name not in self._ghost:
-            self._spare.add(record)
-        else:
-            self._spare.discard(record)
+        if name is None or name not in self._ghost.names:
+            if record.spare_place < 0:
+                self._spare.add(record)
+            else:
+                self._spare.refresh(record)
+        elif record.spare_place >= 0:
+            self._spare.remove(record)
 
-    def _shorten(self, record: GranuleRecord, pages: int) -> None:
-        bound = self._bound()
-        lost = record.shorten(pages, bound.granule_pages)
-        if not lost:
-            return
-        del self._tails[lost[0][0]]
-        if record.names:
-            self._tails[record.names[-1]] = record
-        for name, label in lost:
-            self._held.discard(name)
-            if name in self._ghost:
-                self._ghost_only += 1
-            self._rule.evicted(name, label, memory=max(0, bound.capacity - self._ghost_only))
+    def _refresh(self, record: GranuleRecord) -> None:
+        if record.place >= 0:
+            self._leaves.refresh(record)
+        if record.spare_place >= 0:
+            self._spare.refresh(record)
+
+    def _shortened(self, record: GranuleRecord, pages: int) -> list[tuple[int, int]]:
+        """Takes pages off a record's tail. Returns (name, label) of the granules that are no longer whole."""
+        lost = record.shorten(pages, self._bound().granule_pages)
+        if lost and record.names:
+            self._held[record.names[-1]] = record
+        return lost
+
+    def _lose(self, name: int, label: int, *, in_ghost: bool) -> None:
+        """A granule is no longer cached."""
+        del self._held[name]
+        if in_ghost:
+            self._ghost_only += 1
+        memory = self._bound().capacity - self._ghost_only
+        self._rule.evicted(name, label, memory=max(0, memory))
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -269,7 +291,7 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
             records=access.records,
             granule_tokens=bound.granule_tokens,
             granule_pages=bound.granule_pages,
-            in_ghost=self._ghost,
+            in_ghost=self._ghost.names,
         )
 
     def _fresh(
@@ -285,6 +307,7 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
                 record.start, record.end = start, end
                 record.is_named = True
                 record.accessed = self._rule.now
+                self._refresh(record)
                 fresh.append((record, names[start // granule_pages : end // granule_pages]))
             start = end
         for record in access.records[:-1]:
@@ -316,16 +339,16 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         return labels
 
     def _hold(self, fresh: Sequence[tuple[GranuleRecord, Sequence[int]]], labels: dict[int, int]) -> None:
-        ghost, held = self._ghost, self._held
+        in_ghost, held = self._ghost.names, self._held
         for record, names in fresh:
             if record.names:
-                del self._tails[record.names[-1]]
+                held[record.names[-1]] = None
             record.extend(names, bytes([labels[name] for name in names]))
-            self._tails[names[-1]] = record
             for name in names:
-                held.add(name)
-                if name in ghost:
+                held[name] = None
+                if name in in_ghost:
                     self._ghost_only -= 1
+            held[names[-1]] = record
             self._place(record)
 
     # ---- the ghost -----------------------------------------------------------------------------------------------
@@ -349,22 +372,22 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         return len(self._announced) * self._bound().granule_pages
 
     def _is_locked(self, name: int) -> bool:
-        record = self._tails.get(name)
+        record = self._held.get(name)
         return record is not None and self._bound().site.is_locked(record.owner)
 
     def _ghost_loaded(self, name: int) -> None:
         if name not in self._held:
             self._ghost_only += 1
             return
-        record = self._tails.get(name)
-        if record is not None and record in self._spare:
+        record = self._held[name]
+        if record is not None and record.spare_place >= 0:
             self._place(record)
 
     def _ghost_evicted(self, name: int) -> None:
         if name not in self._held:
             self._ghost_only -= 1
             return
-        record = self._tails.get(name)
+        record = self._held[name]
         if record is not None:
             self._place(record)
 
@@ -374,9 +397,9 @@ class GuardedEviction(EvictionPolicy[GranuleRecord]):
         return self._site
 
     def _clear_places(self) -> None:
-        self._leaves, self._spare = LeafPool(), LeafPool()
-        self._tails: dict[int, GranuleRecord] = {}
-        self._held: set[int] = set()
+        self._leaves, self._spare = LeafPool(), SparePool()
+        # Names of the granules in the cache; with the record whose last one it is, if it is that.
+        self._held: dict[int, GranuleRecord | None] = {}
         self._announced: OrderedDict[int, int] = OrderedDict()
         self._started = None
         self._ghost_only = 0

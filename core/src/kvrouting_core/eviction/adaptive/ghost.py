@@ -27,7 +27,8 @@ class GhostRLT:
     """Names alone, one node for each, closed under prefixes; the marking algorithm of `RandomizedLeafTokens`.
 
     capacity: pages held at most. is_locked: whether the real cache holds a name for a
-    running request; such a leaf stays. on_load, on_evict: hear of each name that comes and goes.
+    running request; such a leaf stays. on_load, on_evict: hear of each name that comes and goes. names: a view of those
+    held.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class GhostRLT:
         self._on_evict = on_evict
         self._phase = 1
         self._pages: dict[int, _GhostPage] = {}
+        self.names = self._pages.keys()
         self._used = 0
         self._unmarked: list[_GhostPage] = []
         self._marked: list[_GhostPage] = []
@@ -107,7 +109,7 @@ class GhostRLT:
         """Nothing is held; the coins stay."""
         self._phase += 1
         self._used = 0
-        self._pages = {}
+        self._pages.clear()
         self._unmarked, self._marked, self._parked = [], [], {}
 
     def _found(self, names: Sequence[int]) -> list[_GhostPage]:

@@ -31,6 +31,7 @@ class GranuleRecord(NodeRecord):
     accessed: the rule's time of the last admission that used the node, or of its load.
     is_named: whether the load of the node was told. had_child: whether the node ever had a child. branched: whether a
         path left here after that.
+    place, spare_place: in the pools of evictable leaves (see `LeafPool`, `SparePool`); -1: not there.
     """
 
     __slots__ = (
@@ -42,7 +43,9 @@ class GranuleRecord(NodeRecord):
         "is_named",
         "labels",
         "names",
+        "place",
         "rest_label",
+        "spare_place",
         "start",
         "tail_label",
     )
@@ -60,6 +63,8 @@ class GranuleRecord(NodeRecord):
         self.is_named = False
         self.had_child = False
         self.branched = False
+        self.place = -1
+        self.spare_place = -1
 
     def tail_name(self, granule_pages: int) -> int | None:
         """Name of the granule that the node's last page ends; None if that page ends none."""
@@ -86,17 +91,18 @@ class GranuleRecord(NodeRecord):
 
     def shorten(self, pages: int, granule_pages: int) -> list[tuple[int, int]]:
         """Takes pages off the tail. Returns (name, label) of the granules that are no longer whole, deepest first."""
+        names, labels = self.names, self.labels
         lost: list[tuple[int, int]] = []
         if self.crumb:
-            lost.append((self.names.pop(), self.labels.pop()))
+            lost.append((names.pop(), labels.pop()))
             self.crumb = False
-        self.end -= pages
-        kept = self.end // granule_pages - self.start // granule_pages
-        while len(self.names) > kept:
-            lost.append((self.names.pop(), self.labels.pop()))
+        self.end = end = self.end - pages
+        kept = end // granule_pages - self.start // granule_pages
+        while len(names) > kept:
+            lost.append((names.pop(), labels.pop()))
         if lost:
             self.rest_label = lost[-1][1]
-            self.tail_label = self.labels[-1] if self.labels else self.rest_label
+            self.tail_label = labels[-1] if labels else self.rest_label
         return lost
 
     def split_off(self, prefix_owner: Any, prefix_pages: int, granule_pages: int) -> GranuleRecord:

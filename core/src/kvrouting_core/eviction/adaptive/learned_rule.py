@@ -1,4 +1,4 @@
-"""The victim rule that learns: the leaf with the lowest Gittins index among a few drawn at random."""
+"""The victim rule that learns: the leaves with the lowest Gittins indices among some drawn at random."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Sequence
 
 from kvrouting_core.eviction.adaptive import gittins, hazards
 from kvrouting_core.eviction.adaptive.granules import GranuleRecord
+from kvrouting_core.eviction.adaptive.leaf_pool import LeafPool
 from kvrouting_core.eviction.adaptive.monitor import Monitor
 from kvrouting_core.eviction.adaptive.ring import Ring
 from kvrouting_core.eviction.adaptive.victim_rule import Visit
 
-CANDIDATES = 32
+CANDIDATES = 64
+VICTIMS = 2
+"""Of a sample of so many leaves so many go, the second one if it is asked for before ages have changed noticeably."""
 NEW_TOKENS_STEPS = (2048, 8192, 32768)
 COLD, BRANCH, CONTINUATION = 0, 1, 2
-
-_STEPS = gittins.STEPS_PER_DOUBLING
 
 
 def _hit_labels(shared: int) -> bytes:
@@ -40,6 +41,9 @@ class LearnedRule:
         self._units = 0.0
         self._capacity = 1
         self._rebuilt = 0
+        self._reserve: list[tuple[GranuleRecord, int]] = []
+        self._reserve_of: LeafPool | None = None
+        self._reserved_at = 0
         self.sized(1)
 
     @property
@@ -55,7 +59,7 @@ class LearnedRule:
     def sized(self, capacity: int) -> None:
         self._capacity = capacity
         self._monitor = Monitor(capacity)
-        self._grid = gittins.AgeGrid(self._monitor.ages)
+        self._grid = gittins.AgeGrid(self._monitor.ages, capacity)
         self._sampled = 0.0
         self._rebuild_tables(clump=1.0)
 
@@ -73,27 +77,53 @@ class LearnedRule:
     def evicted(self, name: int, label: int, *, memory: int) -> None:
         self._ring.put(name, label, memory=memory)
 
-    def pick(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
-        count = len(leaves)
+    def pick(self, pool: LeafPool) -> GranuleRecord:
+        reserve = self._reserve
+        if pool is self._reserve_of and self._now - self._reserved_at <= self._grid.quantum:
+            while reserve:
+                leaf, accessed = reserve.pop()
+                if leaf.accessed == accessed and pool.has(leaf):
+                    return leaf
+        return self._lowest_of_sample(pool)
+
+    def _lowest_of_sample(self, pool: LeafPool) -> GranuleRecord:
+        """Draws leaves at equal distances round the pool, from a random one on; keeps the next lowest in reserve.
+
+        All leaves are equally likely to be drawn, and none twice.
+        """
+        count = len(pool.leaves)
+        first, stride = 0, 1
         if count > CANDIDATES:
             uniform = self._rng.random
-            leaves = [leaves[int(uniform() * count)] for _ in range(CANDIDATES)]
+            first, stride = int(uniform() * count), 1 + int(uniform() * (count // CANDIDATES))
+        accessed, labels = pool.every(stride, first, min(count, CANDIDATES))
+        now, tables, steps, quantum = self._now + 1, self._tables, self._grid.steps, self._grid.quantum_bits
+        drawn = zip(accessed, labels, strict=True)
         try:
-            return self._lowest(leaves)
-        except IndexError:  # an empty table: no leaf of this class was drawn since the tables were made
-            for leaf in leaves:
-                if not self._tables[leaf.tail_label]:
-                    self._tables[leaf.tail_label] = self._table_of(leaf.tail_label)
-            return self._lowest(leaves)
+            indices = [tables[label][steps[now - then >> quantum]] for then, label in drawn]
+        except IndexError:  # no table yet, or an age beyond the grid
+            indices = [self._index(label, now - then) for then, label in zip(accessed, labels, strict=True)]
+        lowest = []
+        for _ in range(min(VICTIMS, len(indices))):
+            place = indices.index(min(indices))
+            indices[place] = math.inf
+            lowest.append((pool.leaves[(first + stride * place) % count], accessed[place]))
+        self._reserve, self._reserve_of, self._reserved_at = lowest[:0:-1], pool, self._now
+        return lowest[0][0]
 
-    def _lowest(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
-        now, tables, log2 = self._now + 1, self._tables, math.log2
-        indices = [tables[leaf.tail_label][int(log2(now - leaf.accessed) * _STEPS)] for leaf in leaves]
-        return leaves[indices.index(min(indices))]
+    def index_of(self, leaf: GranuleRecord) -> float:
+        """What keeping the leaf's tail promises, in uses per granule accessed."""
+        return self._index(leaf.tail_label, self._now + 1 - leaf.accessed)
+
+    def _index(self, label: int, age: int) -> float:
+        if not self._tables[label]:
+            self._tables[label] = self._table_of(label)
+        return self._tables[label][self._grid.step_of(age)]
 
     def clear(self) -> None:
         self._ring.clear()
         self._monitor.clear()
+        self._reserve, self._reserve_of = [], None
 
     # ---- labels --------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 
 from kvrouting_core.eviction.adaptive.ages import BUCKETS, AgeBuckets
@@ -76,8 +77,9 @@ class Monitor:
 
     def settle(self, *, now: int) -> None:
         """Brings all exposure up to this time."""
+        expose = self._expose
         for label, since in self._entries.values():
-            self._expose(label, since, now)
+            expose(label, since, now)
         self._settled = now
         for counts in self.counts.values():
             counts.fold(self.ages)
@@ -96,13 +98,13 @@ class Monitor:
         counts = self.counts.get(label)
         if counts is None:
             counts = self.counts[label] = Counts()
-        starts, bucket_of = self.ages.starts, self.ages.of
+        starts = self.ages.starts
         age = now - since
-        bucket = bucket_of(age)
+        bucket = bisect_right(starts, age) - 1
         counts.passed[bucket] += 1
         counts.rest[bucket] += age - starts[bucket]
         counted = self._settled - since
         if counted > 0:
-            bucket = bucket_of(counted)
+            bucket = bisect_right(starts, counted) - 1
             counts.passed[bucket] -= 1
             counts.rest[bucket] -= counted - starts[bucket]

@@ -20,8 +20,10 @@ class Ring:
     def put(self, name: int, label: int, *, memory: int) -> None:
         """Remembers a name, and then the `memory` latest ones alone."""
         labels = self._labels
+        size = len(labels)
         labels[name] = label
-        labels.move_to_end(name)
+        if len(labels) == size:
+            labels.move_to_end(name)
         while len(labels) > memory:
             labels.popitem(last=False)
 

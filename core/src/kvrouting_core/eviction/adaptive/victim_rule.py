@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvrouting_core.eviction.adaptive.granules import GranuleRecord
+from kvrouting_core.eviction.adaptive.leaf_pool import LeafPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class VictimRule(Protocol):
     def evicted(self, name: int, label: int, *, memory: int) -> None:
         """A granule left the cache. memory: how many evicted names may be remembered in all, >= 0."""
 
-    def pick(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
+    def pick(self, pool: LeafPool) -> GranuleRecord:
         """One of the leaves, of which there is at least one."""
 
     def clear(self) -> None:
