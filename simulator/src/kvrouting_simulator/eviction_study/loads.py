@@ -42,9 +42,8 @@ def _documents(seed: int, traces: Path) -> Prompts:  # noqa: ARG001
 
 
 def _mooncake(seed: int, traces: Path) -> Prompts:
-    """A quarter of the trace, from its middle on: about 15 minutes of the service."""
-    workload = MooncakeTrace(path=traces / MOONCAKE, requests=9000).workload(seed=seed)
-    return [item.tokens for item in workload.items[6000:]]
+    """The whole trace: about an hour of the service."""
+    return [item.tokens for item in MooncakeTrace(path=traces / MOONCAKE).workload(seed=seed).items]
 
 
 def _agents(seed: int, traces: Path) -> Prompts:
@@ -136,7 +135,7 @@ LOADS: Mapping[str, Load] = MappingProxyType(
             about="recorded agent sessions", capacities_tokens=(200_000, 1_000_000), prompts=_agents, trace=AGENTS
         ),
         "mooncake": Load(
-            about="Mooncake conversation, third quarter",
+            about="Mooncake conversation",
             capacities_tokens=(1_000_000, 4_000_000, 10_000_000),
             prompts=_mooncake,
             trace=MOONCAKE,
