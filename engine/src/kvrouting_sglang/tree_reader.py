@@ -14,13 +14,17 @@ from kvrouting_sglang.pauses import Pauses
 if TYPE_CHECKING:
     from kvrouting_sglang.tree import PolicyTreeCore
 
-_TOKENS_PER_EVENT = 2048
+_TOKENS_PER_EVENT = 512
 
 
 @dataclass(frozen=True)
 class _NodePages:
     """A node at one moment. values: one per page, see `EventLedger.hash_values`; above: that of the page before them,
     none at a root.
+
+    values is the tree's own list: copying one of 100,000 pages would hold the interpreter for milliseconds. A split
+    gives both nodes new lists and leaves this one alone; a node that is trimmed shortens it, and tells so in the
+    stream.
     """
 
     node: Any
@@ -66,6 +70,8 @@ class TreeReader:
         above = next(iter(ledger.published_hashes(node, pages.above)), None)
         for first in range(0, len(pages.values), step):
             hashes = ledger.published_hashes(node, pages.values[first : first + step])
+            if not hashes:
+                return  # trimmed meanwhile
             event = BlockStored(
                 block_hashes=hashes,
                 parent_block_hash=above,
@@ -93,7 +99,7 @@ class TreeReader:
                 key = node.key
                 pages = _NodePages(
                     node=node,
-                    values=(ledger.hash_values(node) or [])[:],
+                    values=ledger.hash_values(node) or [],
                     above=[] if parent.parent is None else (ledger.hash_values(parent) or [])[-1:],
                     token_ids=key.token_ids[: len(key)],
                     cache_salt=key.cache_salt,

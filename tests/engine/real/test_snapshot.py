@@ -106,6 +106,29 @@ def test_a_snapshot_of_a_tree_at_rest_is_the_tree(page_size: int) -> None:
     assert dict(pages) == real_pages(cache)
 
 
+@pytest.mark.parametrize("change", ["split", "trimmed", "evicted"])
+def test_a_long_prompt_that_changes_while_it_is_read_comes_out_right(change: str) -> None:
+    """Its pages are told 512 at a time, from the tree's own list: nothing of its length is copied at once."""
+    cache = policy_cache(capacity=20_000, page_size=1)
+    serve(cache, range(16_000))
+    cache.take_events()
+    position = cache.tree_core.kv_events.published.sequence
+    pieces = TreeReader(cache.tree_core, pauses=Pauses()).snapshot()
+    told = [next(pieces)]
+    if change == "split":
+        serve(cache, [*range(9_000), *range(90_000, 90_100)])
+    elif change == "trimmed":
+        serve(cache, range(50_000, 60_000))
+    else:
+        serve(cache, range(50_000, 70_000))
+    batches = [cache.take_events()]
+    told += pieces
+    pages = [[page for event in events for page in described_pages(event)] for events in told]
+    assert max(map(len, pages)) <= 512
+    assert settled([page for piece in pages for page in piece], batches) == real_pages(cache)
+    assert cache.tree_core.kv_events.published.sequence == position + 1
+
+
 def test_each_policy_tells_its_own_figures() -> None:
     cache = policy_cache(capacity=1000, page_size=1)
     state = EngineState(cache, identity=IDENTITY, reader=TreeReader(cache.tree_core, pauses=Pauses()))
