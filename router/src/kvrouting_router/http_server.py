@@ -45,6 +45,9 @@ class HttpSurface:
         except Exception as error:
             _logger.exception("a request failed by a fault of the router", extra={"fields": {"path": path}})
             response = error_response(error, shape)
+        if _is_body_under_way(request) and not response.prepared:
+            # What still comes is this request's body: nothing else may be sent on the connection.
+            response.force_close()
         self._metrics.responses.labels(path if api else "page", str(response.status)).inc()
         return response
 
@@ -63,3 +66,8 @@ class HttpSurface:
         if request.method != "GET":
             raise WrongMethodError(f"{path} takes GET, got {request.method}")
         return await handler(request)
+
+
+def _is_body_under_way(request: web.BaseRequest) -> bool:
+    """Whether the answer comes before the request is whole: refused by its headers, too large, too slow or broken."""
+    return not request.content.is_eof() or request.content.exception() is not None
