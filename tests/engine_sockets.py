@@ -28,7 +28,7 @@ def connected(kind: int, port: int, *, topic: bytes = b"") -> Iterator[zmq.async
         context.term()
 
 
-async def ask_state(port: int, op: str, *, seconds: float = 10) -> list[Any]:
+async def ask_state(port: int, op: str, *, seconds: float = 30) -> list[Any]:
     """All bodies that the state socket answers. Raises: TimeoutError if it falls silent."""
     bodies: list[Any] = []
     with connected(zmq.DEALER, port) as socket:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,10 +58,6 @@ class EventLog:
         numbers = [batch.sequence for batch in self.batches]
         return bool(numbers) and numbers == list(range(numbers[0], numbers[-1] + 1))
 
-    def is_complete(self) -> bool:
-        """Whether it holds every batch from the engine's first one on."""
-        return [b.sequence for b in self.batches] == list(range(len(self.batches)))
-
     def cached_prefix(self, prompt: Sequence[int]) -> Iterator[tuple[float, int]]:
         """(moment, leading tokens of the prompt that are cached from then on), once per event that was recorded.
 
@@ -104,8 +99,3 @@ def _walk(prompt: Sequence[int], by_content: dict[PageKey, int], page_size: int)
             return start
         parent = page
     return len(prompt) - len(prompt) % page_size
-
-
-async def settle() -> None:
-    """Lets the last events arrive."""
-    await asyncio.sleep(1.0)

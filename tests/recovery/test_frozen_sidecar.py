@@ -60,5 +60,5 @@ async def test_an_engine_does_not_feel_a_frozen_sidecar(tmp_path: Path) -> None:
         assert after["lost_ms"] == before["lost_ms"]
         # Medians of hundreds of steps: a queue that blocks would show as milliseconds, a busy machine does not.
         assert statistics.median(disturbed) < statistics.median(calm) + 1.0
-        await views_equal_engines(pool, timeout_s=20)
+        await views_equal_engines(pool)
         await load.credited_rightly()

@@ -15,9 +15,9 @@ from tests.recovery.pool_under_test import Load, engine_blocks, flush, misbehave
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
-HEARTBEAT_S = 1.0
-# One heartbeat, and what a machine with more processes than cores adds to any wait.
-WITHIN_S = HEARTBEAT_S + 4.0
+# Takes a heartbeat or a comparison, about 2 s; the rest is for machines with more processes than cores. A view that
+# only the silence of its sidecar could repair (10 s, then a new stream) is late even there.
+WITHIN_S = 15.0
 
 Fault = Callable[[LocalPool], Awaitable[None]]
 
@@ -66,19 +66,25 @@ async def sidecar_frozen(pool: LocalPool) -> None:
     await pool.wait_live([0, 1], timeout_s=30)
 
 
+async def for_a_while(pool: LocalPool) -> None:
+    """Lets a fault of the first engine's events do its harm; afterwards they are in order, however few there were."""
+    await asyncio.sleep(1.5)
+    await misbehave(pool, 0, action="behave")
+
+
 async def events_lost_beyond_replay(pool: LocalPool) -> None:
     await misbehave(pool, 0, action="drop_events", batches=20, replay=False)
-    await asyncio.sleep(1.5)
+    await for_a_while(pool)
 
 
 async def events_lost(pool: LocalPool) -> None:
     await misbehave(pool, 0, action="drop_events", batches=20)
-    await asyncio.sleep(1.5)
+    await for_a_while(pool)
 
 
 async def events_duplicated(pool: LocalPool) -> None:
     await misbehave(pool, 0, action="duplicate_events", batches=50)
-    await asyncio.sleep(1.5)
+    await for_a_while(pool)
 
 
 async def engine_restarted_in_place(pool: LocalPool) -> None:

@@ -65,7 +65,7 @@ class Engine:
 
     async def until_idle(self) -> None:
         """Returns when nothing runs or waits."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (load := await self.loads())["num_running_reqs"] + load["num_waiting_reqs"]:
                 await asyncio.sleep(0.01)
 
@@ -77,7 +77,7 @@ async def running_engine(*options: str, speed: float = 50) -> AsyncIterator[Engi
         yield engine
         if engine.process.returncode is None:
             engine.process.terminate()
-            assert await asyncio.wait_for(engine.process.wait(), 20) == 0
+            assert await asyncio.wait_for(engine.process.wait(), 60) == 0
 
 
 @contextlib.asynccontextmanager
@@ -125,7 +125,7 @@ class EventReader:
 
     async def read(self, batches: int) -> list[Any]:
         """Reads so many batches; returns them decoded."""
-        return [await asyncio.wait_for(self._one(), 10) for _ in range(batches)]
+        return [await asyncio.wait_for(self._one(), 30) for _ in range(batches)]
 
     async def until(self, sequence: int) -> None:
         """Reads until the batch before this sequence number was seen."""

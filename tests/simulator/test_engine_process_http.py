@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[Engine]:
     """One engine for all tests of this module; each uses prompts of its own."""
-    async with running_engine("--context-length", "4096", "--served-model-name", "llama") as running:
+    async with running_engine("--context-length", "50000", "--served-model-name", "llama") as running:
         yield running
 
 
@@ -165,10 +165,10 @@ async def test_models_are_listed_and_looked_up(client: openai.AsyncOpenAI) -> No
 
 async def test_errors_have_sglangs_shape(client: openai.AsyncOpenAI, engine: Engine) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        await client.completions.create(model="llama", prompt=ids(0, 4096))
+        await client.completions.create(model="llama", prompt=ids(0, 50_000))
     assert caught.value.body == {
         "object": "error",
-        "message": "The input (4096 tokens) is longer than the model's context length (4096 tokens).",
+        "message": "The input (50000 tokens) is longer than the model's context length (50000 tokens).",
         "type": "BadRequestError",
         "param": None,
         "code": 400,
@@ -212,7 +212,7 @@ async def test_a_template_error_is_the_clients(engine: Engine) -> None:
 
 
 async def test_a_client_that_leaves_its_stream_frees_its_slots(client: openai.AsyncOpenAI, engine: Engine) -> None:
-    stream = await client.completions.create(model="llama", prompt=ids(7000, 50), max_tokens=4000, stream=True)
+    stream = await client.completions.create(model="llama", prompt=ids(7000, 50), max_tokens=40_000, stream=True)
     await anext(aiter(stream))
     assert (await engine.loads())["num_running_reqs"] == 1
     await stream.close()
@@ -221,7 +221,7 @@ async def test_a_client_that_leaves_its_stream_frees_its_slots(client: openai.As
 
 
 async def test_a_client_that_leaves_while_it_waits_for_the_whole_answer_frees_its_slots(engine: Engine) -> None:
-    body = {"input_ids": ids(8000, 50), "sampling_params": {"max_new_tokens": 4000}}
+    body = {"input_ids": ids(8000, 50), "sampling_params": {"max_new_tokens": 40_000}}
     waiting = asyncio.create_task(engine.generate(**body))
     while not (await engine.loads())["num_running_reqs"]:
         await asyncio.sleep(0.01)
@@ -297,7 +297,7 @@ async def test_a_generate_stream_is_cumulative(engine: Engine) -> None:
 
 
 async def test_an_aborted_request_ends_with_what_it_has(engine: Engine) -> None:
-    body = {"text": "to be aborted", "sampling_params": {"max_new_tokens": 3000}, "rid": "victim-1"}
+    body = {"text": "to be aborted", "sampling_params": {"max_new_tokens": 30_000}, "rid": "victim-1"}
     waiting = asyncio.create_task(engine.generate(**body))
     while not (await engine.loads())["num_running_reqs"]:
         await asyncio.sleep(0.01)
@@ -305,14 +305,14 @@ async def test_an_aborted_request_ends_with_what_it_has(engine: Engine) -> None:
     await engine.post("/abort_request", {"rid": "victim"})
     reply = await waiting
     assert reply["meta_info"]["finish_reason"]["type"] == "abort"
-    assert len(reply["output_ids"]) < 3000
+    assert len(reply["output_ids"]) < 30_000
     await engine.until_idle()
 
 
 async def test_the_cache_is_flushed_only_when_nothing_runs(engine: Engine) -> None:
     prompt = ids(13_000, 64)
     await engine.generate(input_ids=prompt, sampling_params={"max_new_tokens": 1})
-    running = asyncio.create_task(engine.generate(text="busy", sampling_params={"max_new_tokens": 3000}, rid="busy"))
+    running = asyncio.create_task(engine.generate(text="busy", sampling_params={"max_new_tokens": 30_000}, rid="busy"))
     while not (await engine.loads())["num_running_reqs"]:
         await asyncio.sleep(0.01)
     refused = await engine.get("/flush_cache", status=400)

@@ -82,7 +82,7 @@ async def test_steps_follow_one_another_without_drift_however_the_timers_err(err
         await asyncio.sleep(0)
         model.submit(request(number, 10), now_ms=loop.model_ms)
         loop.wake()
-    await asyncio.wait_for(outlet.complete.wait(), 5)
+    await asyncio.wait_for(outlet.complete.wait(), 30)
     running.cancel()
 
     chain = list(log.recent)
@@ -104,7 +104,7 @@ async def test_time_is_lost_only_when_the_process_stood_still() -> None:
     while log.steps < 10:
         await asyncio.sleep(0)
     clock.time_ms += 60_000
-    await asyncio.wait_for(outlet.complete.wait(), 5)
+    await asyncio.wait_for(outlet.complete.wait(), 30)
     running.cancel()
 
     gaps = [b.start_ms - a.start_ms - a.duration_ms for a, b in itertools.pairwise(log.recent)]
@@ -124,7 +124,7 @@ async def test_a_stalled_loop_ends_no_step_and_resumes_where_it_stood() -> None:
     assert log.steps == 0
     assert loop.stalled
     loop.resume()
-    await asyncio.wait_for(outlet.complete.wait(), 5)
+    await asyncio.wait_for(outlet.complete.wait(), 30)
     running.cancel()
     assert [token.index for token in outlet.produced] == [0, 1, 2, 3, 4]
     assert outlet.settlements >= log.steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import struct
 from array import array
@@ -99,13 +98,13 @@ def wire() -> Iterator[tuple[Any, Any, Any]]:
     subscriber.subscribe(b"kv-events")
     subscriber.connect(f"tcp://127.0.0.1:{ports[0]}")
     client.connect(f"tcp://127.0.0.1:{ports[1]}")
-    subscriber.rcvtimeo = client.rcvtimeo = 5000
+    subscriber.rcvtimeo = client.rcvtimeo = 30_000
     # A subscription travels to the publisher by itself: repeat a batch until one has arrived.
     warm = EventBatch(ts=0.0, events=[], attn_dp_rank=0)
     while not subscriber.poll(20):
         publisher.publish(warm)
-    while subscriber.poll(50):
-        subscriber.recv_multipart()
+    while int.from_bytes(subscriber.recv_multipart()[1], "big") < publisher.next_sequence - 1:
+        pass
     publisher.restart()
     yield publisher, subscriber, client
     publisher.stop()
@@ -205,12 +204,12 @@ def test_a_full_queue_holds_the_scheduler_up_and_is_counted() -> None:
 
 async def test_load_is_sglangs_array_at_once_on_change_and_as_a_heartbeat() -> None:
     context = zmq.Context()
-    publish, subscriber = context.socket(zmq.PUB), context.socket(zmq.SUB)
+    publish, subscriber = context.socket(zmq.XPUB), context.socket(zmq.SUB)  # XPUB tells who has subscribed
     port = publish.bind_to_random_port("tcp://127.0.0.1")
     subscriber.subscribe(b"load")
     subscriber.connect(f"tcp://127.0.0.1:{port}")
-    subscriber.rcvtimeo = 5000
-    await asyncio.sleep(0.2)  # the subscription travels by itself
+    subscriber.rcvtimeo = publish.rcvtimeo = 30_000
+    assert publish.recv() == b"\1load"
     now_s = [100.0]
     publisher = LoadPublisher(publish, monotonic_s=lambda: now_s[0])
     idle = LoadStat(

@@ -74,7 +74,8 @@ async def test_an_interrupt_reports_what_was_done(tmp_path: Path) -> None:
         return script
 
     async with serving(answer_two) as endpoint:
-        process = await bench_process("--url", endpoint.url, *SMALL, "--rate", "500", "--out", str(tmp_path / "a.json"))
+        # So slow that the first two answers are in long before the last request is sent.
+        process = await bench_process("--url", endpoint.url, *SMALL, "--rate", "4", "--out", str(tmp_path / "a.json"))
         while len(endpoint.seen) < 6:
             await asyncio.sleep(0.02)
         process.send_signal(signal.SIGINT)
