@@ -6,7 +6,6 @@ hits that keeping the granule for a while can give (Gittins, "Bandit processes a
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -49,8 +48,8 @@ class AgeGrid:
 
     def between(self, at_edges: Sequence[float]) -> list[float]:
         """A table: values at the ages of the grid, given those at the starts of the buckets."""
-        pairs = list(itertools.pairwise(at_edges))
-        return [low + (high - low) * share for lower, share in self._places for low, high in (pairs[lower],)]
+        lows, highs = at_edges, at_edges[1:]
+        return [lows[place] + (highs[place] - lows[place]) * share for place, share in self._places]
 
 
 def index_at_edges(hazards: Hazards, ages: AgeBuckets) -> list[float]:
