@@ -101,7 +101,8 @@ class Relay:
         while request.attempts < self._options.routing.max_attempts:
             try:
                 reservation = await self._decide(request)
-            except NoWorkerReadyError:
+            except (NoWorkerReadyError, OverloadedError):
+                # Who was admitted once hears how that failed, not that there is no place.
                 if failure is None:
                     raise
                 break
