@@ -170,7 +170,7 @@ async def test_event_batches_have_the_fields_of_the_real_ones(engine: Engine) ->
             assert response.status == 200
 
     def flushed(payload: bytes) -> bool:
-        return msgspec.msgpack.decode(payload)[1][-1]["type"] == "AllBlocksCleared"
+        return bool(msgspec.msgpack.decode(payload)[1][-1]["type"] == "AllBlocksCleared")
 
     ours, real = await _published("kv_events", engine, work, enough=flushed), recorded("events.json")
     assert {len(message) for message in ours} == {len(message) for message in real} == {3}
