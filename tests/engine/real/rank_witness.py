@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 BACKEND = "rlt-witnessed"
-BASE_PORT = "WITNESS_PORT"
+WITNESS_PORT = "WITNESS_PORT"
 """Environment variable: where rank 0 tells; rank r one port further on each."""
 
 
@@ -33,7 +33,7 @@ def _build(context: Any) -> Any:
     def tree() -> Iterator[Mapping[str, Any]]:
         yield told(cache)
 
-    port = int(os.environ[BASE_PORT]) + get_parallel().attn_tp_rank
+    port = int(os.environ[WITNESS_PORT]) + get_parallel().attn_tp_rank
     StateServer(f"tcp://127.0.0.1:{port}", {"tree": tree}).start()
     return cache
 

@@ -74,7 +74,7 @@ def main() -> None:
             model, log=Path(scratch) / "log", flags=("--served-model-name", "tiny", "--random-seed", "11")
         )
         try:
-            server.wait_until_ready()
+            server.start().wait_until_ready()
             record(server, str(model))
         finally:
             server.stop()

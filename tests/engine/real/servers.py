@@ -13,10 +13,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from tests.engine.real.rank_witness import WITNESS_PORT
 
 START_LIMIT_S = 600
 CACHE_TOKENS = 2000
@@ -35,13 +37,14 @@ FLAGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Where a server's surfaces are; each followed by one port per further data-parallel rank."""
+    """Where a server's surfaces are; each followed by one port per further rank. witness: of `rank_witness`."""
 
     http: int
     events: int
     replay: int
     load: int
     state: int
+    witness: int
 
 
 class ServerEndedError(RuntimeError):
@@ -49,7 +52,7 @@ class ServerEndedError(RuntimeError):
 
 
 class RealServer:
-    """One `sglang.launch_server`, at the same ports through all its starts. log: everything it printed.
+    """One `sglang.launch_server`, at the same ports through all its starts. log: all that it printed.
 
     events: what differs in `--kv-events-config` from SGLang's defaults; None: no events and no load reports.
     """
@@ -65,7 +68,8 @@ class RealServer:
         environment: Mapping[str, str] | None = None,
         events: Mapping[str, Any] | None = MappingProxyType({}),
     ) -> None:
-        self.ports = free_ports()
+        self._held = HeldPorts()
+        self.ports = self._held.ports
         self.log = log
         self.page_size = page_size
         self._command = [
@@ -82,20 +86,25 @@ class RealServer:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "KVROUTING_ENGINE_STATE_ENDPOINT": f"tcp://127.0.0.1:{self.ports.state}",
+            WITNESS_PORT: str(self.ports.witness),
             **(environment or {}),
         }
-        self._process = self._start()
+        self._started: subprocess.Popen[bytes] | None = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> RealServer:
+        """A new process, once the former one has ended; `wait_until_ready` waits for it."""
+        assert self._started is None or self._started.poll() is not None
+        self._held.release()
         with self.log.open("ab") as output:
-            return subprocess.Popen(
+            self._started = subprocess.Popen(
                 self._command, env=self._environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
+        return self
 
-    def start_again(self) -> None:
-        """A new process at the same ports, once the former one has ended; `wait_until_ready` waits for it."""
-        assert self._process.poll() is not None
-        self._process = self._start()
+    @property
+    def _process(self) -> subprocess.Popen[bytes]:
+        assert self._started is not None, "it was never started"
+        return self._started
 
     @property
     def url(self) -> str:
@@ -144,7 +153,10 @@ class RealServer:
         return info["prompt_tokens"], info["cached_tokens"]
 
     def stop(self) -> None:
-        """kill -9 to it and all its processes."""
+        """kill -9 to it and all its processes, if it was started."""
+        self._held.release()
+        if self._started is None:
+            return
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -166,22 +178,42 @@ _LOWEST, _HIGHEST = 12_000, 30_000
 _given: set[int] = set()
 
 
-def free_ports() -> Ports:
-    """Five ports with a free successor each, which are given to nobody else: a server binds its own only much later."""
-    rng = random.Random()  # two test runs must not look for the same ports
-    found: list[int] = []
-    while len(found) < 5:
-        port = rng.randrange(_LOWEST, _HIGHEST, 2)
-        if port not in _given and _is_free(port) and _is_free(port + 1):
-            found.append(port)
-            _given.add(port)
-    return Ports(http=found[0], events=found[1], replay=found[2], load=found[3], state=found[4])
+class HeldPorts:
+    """A free port for each surface, and its successor, which are given to nobody else.
+
+    Held until `release`, so that no other process finds them free; after that a server binds its own only much later.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+        rng = random.Random()  # two test runs must not look for the same ports
+        self.ports = Ports(**{field.name: self._pair(rng) for field in fields(Ports)})
+
+    def release(self) -> None:
+        for held in self._held:
+            held.close()
+        self._held.clear()
+
+    def _pair(self, rng: random.Random) -> int:
+        while True:
+            port = rng.randrange(_LOWEST, _HIGHEST, 2)
+            if port in _given:
+                continue
+            pair = [bound for bound in map(_bound, (port, port + 1)) if bound is not None]
+            if len(pair) == 2:
+                _given.add(port)
+                self._held += pair
+                return port
+            for bound in pair:
+                bound.close()
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+def _bound(port: int) -> socket.socket | None:
+    """None where somebody has it."""
+    bound = socket.socket()
+    try:
+        bound.bind(("127.0.0.1", port))
+    except OSError:
+        bound.close()
+        return None
+    return bound

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +11,12 @@ from kvrouting_core.eviction import POLICIES, GuardedEviction, RandomizedLeafTok
 from kvrouting_core.radix_cache import RadixCache
 from tests.engine.real.admissions import ToldAtTheInsert
 from tests.engine.real.caches import PLAIN, admit, load, policy_cache, serve, used_slots
+from tests.engine.real.conftest import TAIL_POLICIES, Interpreters
 from tests.engine.real.histories import History
 from tests.engine.real.mirrors import EventMirror, digest, real_pages
 
 PAGES = pytest.mark.parametrize("page_size", [1, 4, 16])
-TAILS = pytest.mark.parametrize("policy", ["rlt", "rlt-adaptive"])
+TAILS = pytest.mark.parametrize("policy", TAIL_POLICIES)
 CAPACITY_PAGES = 120
 
 
@@ -190,34 +187,15 @@ def test_victims_are_those_of_cores_cache_for_the_same_coins_and_history(policy:
     assert real.tree_core.evicted_tokens > 2 * capacity
 
 
-RANK = """
-import random, sys
-from tests.engine.real.caches import policy_cache, serve
-from tests.engine.real.mirrors import digest, real_pages
-cache = policy_cache(capacity=4000, page_size=1, policy=sys.argv[1], seed=3)
-rng = random.Random(4)
-heads = [[rng.randrange(5000) for _ in range(100)] for _ in range(60)]
-for _ in range(300):
-    serve(cache, heads[int(rng.random() ** 2 * 60)] + [rng.randrange(5000) for _ in range(rng.randrange(100))])
-print(digest(real_pages(cache)), cache.tree_core.evicted_tokens)
-"""
-
-
 @TAILS
-def test_ranks_of_one_engine_evict_alike_whatever_their_hash_seeds(policy: str) -> None:
+def test_ranks_of_one_engine_evict_alike_whatever_their_hash_seeds(
+    policy: str, starting_interpreters: Interpreters
+) -> None:
     """As tensor-parallel ranks do: processes of their own that get the same requests and the same seed."""
-    told = {
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", RANK, policy],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[3])},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()[-1]
-        for hash_seed in ("1", "2")
-    }
-    assert len(told) == 1
-    assert int(told.pop().split()[1]) > 4000
+    one, other = (rank.result()[policy] for rank in starting_interpreters.ranks)
+    assert one == other
+    assert one["evicted_tokens"] > 4000
+    assert len(one["removed"]) > 4000
 
 
 @TAILS

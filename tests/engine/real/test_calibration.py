@@ -24,7 +24,7 @@ LOAD = CalibrationLoad(
 )
 
 
-async def test_the_error_of_the_prediction_falls_on_a_real_server(tmp_path: Path) -> None:
+async def test_the_error_of_the_prediction_falls_on_a_real_server(tmp_path: Path, quiet: None) -> None:
     engines = SglangEngines.found(Path(sys.executable), model_folder=write_model(tmp_path / "model"))
     decisions = tmp_path / "decisions.jsonl"
     plan = PoolPlan(

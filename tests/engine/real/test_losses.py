@@ -78,7 +78,7 @@ async def test_a_killed_engine_comes_back_as_another_and_the_view_is_its_tree_ag
     assert {answer.status for answer in (*answering.result(), *meanwhile)} == {200}
     assert {answer.worker for answer in meanwhile} == {"page1/0"}
 
-    server.start_again()
+    server.start()
     await asyncio.to_thread(server.wait_until_ready)
     await pool.until_exact()
     assert (await state_of(server))["epoch"] != before["epoch"]
@@ -128,7 +128,7 @@ class DecodeSteps:
         return windows
 
 
-async def test_an_engine_does_not_feel_a_sidecar_that_stands_still(pool: RealPool) -> None:
+async def test_an_engine_does_not_feel_a_sidecar_that_stands_still(pool: RealPool, quiet: None) -> None:
     """Judged by its best windows: what else the machine does makes some of them slow, a publisher that waits for the
     sidecar makes all of them slow, and the last ones empty.
     """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,98 +13,47 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
 from kvrouting_sglang.support import UnsupportedSetupError, refuse_unsupported
 from tests.engine.real.caches import parameters
+from tests.engine.real.conftest import Interpreters
 
 pytestmark = pytest.mark.timeout(1200)  # each interpreter loads SGLang anew
 
 
-def run_python(code: str, **environment: str) -> Any:
-    """What a fresh interpreter prints as its last line, from JSON."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture
+def loaded(starting_interpreters: Interpreters) -> Any:
+    return starting_interpreters.loaded.result()
 
 
-def test_registration_loads_nothing_but_the_plugin() -> None:
-    loaded = run_python(
-        "import json, sys; import sglang.srt.mem_cache.registry; before = set(sys.modules)\n"
-        "from kvrouting_sglang.plugin import register; register()\n"
-        "from sglang.srt.mem_cache.registry import registered_radix_cache_backends as names; assert 'rlt' in names()\n"
-        "print(json.dumps(sorted(set(sys.modules) - before)))"
-    )
-    assert loaded == ["kvrouting_sglang", "kvrouting_sglang.plugin"]
+def test_registration_loads_nothing_but_the_plugin(loaded: Any) -> None:
+    assert "rlt" in loaded["names"]
+    assert loaded["registered"] == ["kvrouting_sglang", "kvrouting_sglang.plugin"]
 
 
-def test_the_cache_loads_core_the_plugin_and_what_sglang_brings() -> None:
+def test_the_cache_loads_core_the_plugin_and_what_sglang_brings(loaded: Any) -> None:
     """No package that SGLang's scheduler has not loaded itself."""
-    loaded = run_python(
-        "import json, sys; import sglang.srt.managers.scheduler; before = set(sys.modules)\n"
-        "import kvrouting_sglang.backend\n"
-        "print(json.dumps(sorted(set(sys.modules) - before)))",
-    )
+    assert "kvrouting_sglang.backend" in loaded["cache"]
     outside = [
         name
-        for name in loaded
+        for name in loaded["cache"]
         if name.split(".")[0] not in {"kvrouting_core", "kvrouting_sglang", "sglang", *sys.stdlib_module_names}
     ]
     assert outside == []
     assert not [
         name
-        for name in loaded
+        for name in loaded["cache"]
         if name.startswith("kvrouting_core.")
         and "eviction" not in name
         and name not in {"kvrouting_core.radix_tree", "kvrouting_core.radix_changes"}
     ]
 
 
-def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
-    names = run_python(
-        "import json; from sglang.srt.plugins import load_plugins; load_plugins()\n"
-        "from sglang.srt.mem_cache.registry import registered_radix_cache_backends as names\n"
-        "print(json.dumps(names()))"
-    )
-    assert "rlt" in names
+def test_sglang_finds_the_plugin_by_its_entry_point(starting_interpreters: Interpreters) -> None:
+    assert "rlt" in starting_interpreters.found_by_another_version.result()["names"]
 
 
-def test_another_version_of_sglang_is_refused_by_both_numbers() -> None:
-    message = run_python(
-        "import json, importlib.metadata as m; real = m.version\n"
-        "m.version = lambda name: '0.6.1' if name == 'sglang' else real(name)\n"
-        "from kvrouting_sglang.plugin import register; register()\n"
-        "from sglang.srt.mem_cache.registry import get_radix_cache_factory\n"
-        "try:\n    get_radix_cache_factory('rlt')(None)\n"
-        "except RuntimeError as error:\n    print(json.dumps(str(error)))"
-    )
+def test_another_version_of_sglang_is_refused_by_both_numbers(starting_interpreters: Interpreters) -> None:
+    message = starting_interpreters.found_by_another_version.result()["refusal"]
     assert "0.5.23" in message
     assert "0.6.1" in message
-
-
-VICTIMS = """
-import json, random
-from tests.engine.real.caches import policy_cache, serve
-cache = policy_cache(capacity=500, page_size=1, seed=3)
-rng = random.Random(0)
-prompts = [[rng.randrange(900) for _ in range(80)] for _ in range(12)]
-removed = []
-for _ in range(150):
-    serve(cache, prompts[rng.randrange(12)][: rng.randrange(1, 81)])
-    gone = [event for event in cache.take_events() if type(event).__name__ == "BlockRemoved"]
-    removed += [page for event in gone for page in event.block_hashes]
-print(json.dumps(removed))
-"""
-
-
-def test_ranks_evict_alike_whatever_their_hash_seed() -> None:
-    one = run_python(VICTIMS, PYTHONHASHSEED="1")
-    other = run_python(VICTIMS, PYTHONHASHSEED="31337")
-    assert len(one) > 1000
-    assert one == other
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.engine.real.rank_witness import BACKEND, BASE_PORT
-from tests.engine.real.servers import CACHE_TOKENS, MODEL_NAME, TWO_RANKS_ON_A_CPU, RealServer, free_ports
+from tests.engine.real.servers import CACHE_TOKENS, MODEL_NAME, RealServer
+from tests.engine.real.start_line import StartingServer
 from tests.engine.real.whole_path import BLOCK_TOKENS, RealLoad, RealPool, eventually
 from tests.engine_sockets import ask_state
 
-ROOT = Path(__file__).parents[3]
 pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.asyncio(loop_scope="session"),
@@ -25,59 +23,18 @@ pytestmark = [
 ]
 
 
-def witness_on_path(folder: Path) -> str:
-    """A folder that, on PYTHONPATH, makes the witness an installed plug-in of SGLang."""
-    metadata = folder / "rank_witness-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rank-witness\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nwitness = tests.engine.real.rank_witness:register\n"
-    )
-    return f"{folder}{os.pathsep}{ROOT}"
-
-
 @pytest.fixture(scope="module")
-def witness_port() -> int:
-    return free_ports().state
-
-
-@pytest.fixture(scope="module")
-def two_ranks(
-    model: Path, witness_port: int, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, RealServer]]:
-    """`dp`: two data-parallel ranks. `tp`: two tensor-parallel ranks, each with the witness."""
-    folder = tmp_path_factory.mktemp("ranks")
-    started = {
-        "dp": RealServer(
-            model, log=folder / "dp", flags=("--dp-size", "2", "--random-seed", "11"), environment=TWO_RANKS_ON_A_CPU
-        ),
-        "tp": RealServer(
-            model,
-            log=folder / "tp",
-            rlt=False,
-            flags=("--tp-size", "2", "--random-seed", "11", "--radix-cache-backend", BACKEND),
-            environment={
-                **TWO_RANKS_ON_A_CPU,
-                BASE_PORT: str(witness_port),
-                "PYTHONPATH": witness_on_path(tmp_path_factory.mktemp("witness")),
-            },
-        ),
-    }
-    try:
-        for server in started.values():
-            server.wait_until_ready()
-        yield started
-    finally:
-        for server in started.values():
-            server.stop()
+def tp(starting_tp: StartingServer) -> Iterator[RealServer]:
+    yield starting_tp.ready()
+    starting_tp.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def dp_pool(
-    two_ranks: dict[str, RealServer], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[RealPool]:
-    async with RealPool({"dp": two_ranks["dp"]}, folder=tmp_path_factory.mktemp("pool"), ranks=2) as pool:
+async def dp_pool(starting_dp: StartingServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealPool]:
+    server = await asyncio.to_thread(starting_dp.ready)
+    async with RealPool({"dp": server}, folder=tmp_path_factory.mktemp("pool"), ranks=2) as pool:
         yield pool
+    starting_dp.stop()
 
 
 async def test_each_data_parallel_rank_has_its_own_cache_socket_and_events(dp_pool: RealPool) -> None:
@@ -126,17 +83,15 @@ async def test_openai_requests_are_pinned_by_the_header(dp_pool: RealPool) -> No
     assert answered["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(shared)
 
 
-async def test_tensor_parallel_ranks_hold_the_same_tree_after_many_evictions(
-    two_ranks: dict[str, RealServer], witness_port: int
-) -> None:
-    server, load = two_ranks["tp"], RealLoad(seed=33)
+async def test_tensor_parallel_ranks_hold_the_same_tree_after_many_evictions(tp: RealServer) -> None:
+    load = RealLoad(seed=33)
     for _ in range(60):
-        await asyncio.to_thread(server.generate, load.prompt(), new_tokens=2)
+        await asyncio.to_thread(tp.generate, load.prompt(), new_tokens=2)
     told: list[dict[str, Any]] = []
 
     async def alike() -> bool:
         nonlocal told
-        told = [(await ask_state(witness_port + rank, "tree", seconds=30))[0] for rank in (0, 1)]
+        told = [(await ask_state(tp.ports.witness + rank, "tree", seconds=30))[0] for rank in (0, 1)]
         return told[0] == told[1]
 
     await eventually(alike, what=lambda: told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -139,10 +139,6 @@ def test_each_process_has_an_epoch_of_its_own(servers: Servers) -> None:
     assert len(epochs) == 2
 
 
-def test_an_unsupported_setup_ends_the_start_with_the_reason(model: Path, tmp_path: Path) -> None:
-    server = RealServer(model, log=tmp_path / "log", environment={"KVROUTING_ENGINE_POLICY": "fifo"})
-    try:
-        log = server.wait_for_end()
-    finally:
-        server.stop()
+def test_an_unsupported_setup_ends_the_start_with_the_reason(starting_refused: Future[str]) -> None:
+    log = starting_refused.result()
     assert "KVROUTING_ENGINE_POLICY is 'fifo'" in log
