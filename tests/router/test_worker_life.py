@@ -29,19 +29,22 @@ from tests.router.router_under_test import (
 A = WorkerId("pod-a/0")
 
 
-@pytest.mark.parametrize("token", [None, "", "wrong"])
+@pytest.mark.parametrize("token", [None, "", "secret-of-another-pool"])
 async def test_a_worker_without_the_join_token_is_refused(token: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    async with (
-        running_router() as router,
-        fake_sidecar(router.grpc_target, hello(hash_key_id=HASHER.key_id), token=token) as sidecar,
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await sidecar.connect()
-        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    async with running_router() as router:
+        for _ in range(3):  # as a sidecar does
+            greeting = hello(hash_key_id=HASHER.key_id)
+            async with fake_sidecar(router.grpc_target, greeting, token=token) as sidecar:
+                with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                    await sidecar.connect()
+            assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert (await router.workers())["workers"] == []
-        assert await router.metric("handshakes_refused_total", reason="token") == 1
+        assert await router.metric("handshakes_refused_total", reason="token") == 3
     (line,) = [record for record in caplog.records if record.message == "worker refused"]
-    assert line.__dict__["fields"]["reason"] == ("a wrong join token" if token is not None else "no join token")
+    fields = line.__dict__["fields"]
+    assert fields["reason"] == ("a wrong join token" if token is not None else "no join token")
+    assert fields["peer"].startswith("ipv4:127.0.0.1:")
+    assert not any("secret-of-another" in str(record.__dict__) for record in caplog.records)
 
 
 @pytest.mark.parametrize(

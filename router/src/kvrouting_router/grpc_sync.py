@@ -19,6 +19,7 @@ from kvrouting_router.class_files import unknown_class
 from kvrouting_router.metrics import RouterMetrics
 from kvrouting_router.options import SyncOptions
 from kvrouting_router.pool import Pool
+from kvrouting_router.refusal_log import RefusalLog
 from kvrouting_router.sync_session import Acknowledge, AskSnapshot, Reply, SyncSession, TellInFlight
 from kvrouting_router.worker_registry import EngineLoad, Mirror, Vitals, WorkerFacts
 
@@ -182,6 +183,7 @@ class WorkerSyncService(sync_pb2_grpc.WorkerSyncServicer):
         self._options = options
         self._metrics = metrics
         self._now_s = now_s
+        self._refusals = RefusalLog(now_s=now_s)
 
     async def Sync(self, _requests: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Runs until the worker, its successor on the same identity, or this router ends the stream."""
@@ -243,8 +245,7 @@ class WorkerSyncService(sync_pb2_grpc.WorkerSyncServicer):
         given = str(metadata.get("authorization", ""))
         if not hmac.compare_digest(given.encode(), f"Bearer {self._terms.join_token}".encode()):
             self._metrics.handshakes_refused.labels("token").inc()
-            how = "a wrong join token" if given else "no join token"
-            _logger.warning("worker refused", extra={"fields": {"reason": how, "peer": context.peer()}})
+            self._refusals.tell("a wrong join token" if given else "no join token", peer=context.peer())
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED, "metadata authorization must be 'Bearer <join token of the pool>'"
             )
@@ -264,7 +265,7 @@ class WorkerSyncService(sync_pb2_grpc.WorkerSyncServicer):
 
     async def _refuse(self, context: Context, error: HandshakeRefusedError) -> NoReturn:
         self._metrics.handshakes_refused.labels(error.kind).inc()
-        _logger.warning("worker refused", extra={"fields": {"reason": str(error), "peer": context.peer()}})
+        self._refusals.tell(str(error), peer=context.peer())
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         raise error  # abort has raised
 
