@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from datetime import UTC, datetime
 from typing import TextIO
 
 # What logging itself puts on a record; everything else came in through `extra`.
@@ -18,14 +17,14 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Fields of `extra` that JSON does not know are written as text."""
         line = {
-            "time": datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="milliseconds"),
+            "ts": round(record.created, 6),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
         }
         line |= {name: value for name, value in vars(record).items() if name not in _OWN_FIELDS}
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
 
 

@@ -30,7 +30,12 @@ class _JsonLines(logging.Formatter):
     """One JSON object a line, as every process of the product logs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {"level": record.levelname.lower(), "event": record.getMessage(), "logger": record.name}
+        line = {
+            "ts": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
