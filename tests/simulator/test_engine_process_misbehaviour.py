@@ -288,6 +288,7 @@ def test_a_busy_port_is_named_with_its_option(option: str, others: list[str]) ->
         (["--page-size", "64", "--chunked-prefill-size", "32"], "less than a page"),
         (["--tokenizer", "./nowhere"], "does not exist"),
         (["--eviction", "best"], "is not one of"),
+        (["--worker-class", "nope"], "'nope' is not one of 'L40', 'L40-paper', 'L40S', 'H200'"),
     ],
 )
 def test_options_that_make_no_sense_are_explained(arguments: list[str], message: str) -> None:
