@@ -76,6 +76,7 @@ def operator(
     **options: object,
 ) -> None:
     """Run pools of engines, sidecars and routers on Kubernetes, from KVRoutingPool objects."""
+    from kvrouting_operator.own_loop import DoesNotEndError
     from kvrouting_operator.process import run
 
     images = Images(
@@ -89,4 +90,9 @@ def operator(
     with json_logging(log_level):
         # kopf tells of every event that it has handed over.
         logging.getLogger("kopf.objects").setLevel(max(logging.WARNING, logging.getLevelName(log_level.upper())))
-        asyncio.run(run(settings))
+        # It runs in a thread of its own, which gets no signals, and says so each time.
+        logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+        try:
+            asyncio.run(run(settings))
+        except DoesNotEndError as error:
+            raise click.ClickException(f"{error}: another process may do better") from error

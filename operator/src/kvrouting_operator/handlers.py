@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
@@ -28,6 +28,9 @@ _CLIENT_GRACE_S = 15.0
 _CONNECT_S = 10.0
 
 
+HandOver = Callable[..., object]
+
+
 class _EndlessPauses:
     """Seconds between tries of a request: a watch outlives any time in which the API server is away."""
 
@@ -40,6 +43,8 @@ def kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
     kopf_settings = kopf.OperatorSettings()
     kopf_settings.peering.standalone = True
     kopf_settings.posting.enabled = False
+    # kopf kills a process that outlives it by ten minutes. This one begins its watches anew and lives on.
+    kopf_settings.process.ultimate_exiting_timeout = None
     kopf_settings.scanning.disabled = True
     kopf_settings.watching.server_timeout = settings.watch_s
     kopf_settings.watching.client_timeout = settings.watch_s + _CLIENT_GRACE_S
@@ -54,8 +59,10 @@ def kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
     return kopf_settings
 
 
-def build_registry(operation: Operation, configuration: client.Configuration) -> kopf.OperatorRegistry:
-    """All handlers."""
+def build_registry(
+    operation: Operation, configuration: client.Configuration, *, hand_over: HandOver
+) -> kopf.OperatorRegistry:
+    """All handlers. hand_over: calls a method of the operation in the operation's own loop."""
     registry = kopf.OperatorRegistry()
 
     logins = itertools.count()
@@ -70,15 +77,15 @@ def build_registry(operation: Operation, configuration: client.Configuration) ->
 
     @kopf.on.event(GROUP, VERSION, PLURAL, id="pool", registry=registry)
     async def pool(type: Any, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
-        operation.pool_changed(type, body)
+        hand_over(operation.pool_changed, type, body)
 
     @kopf.on.event("apps", "v1", "deployments", id="deployment", labels={POOL_LABEL: kopf.PRESENT}, registry=registry)
     async def deployment(body: kopf.Body, **_: Any) -> None:
-        operation.owned_changed(body)
+        hand_over(operation.owned_changed, body)
 
     @kopf.on.event("", "v1", "pods", id="pod", labels={POOL_LABEL: kopf.PRESENT}, registry=registry)
     async def pod(body: kopf.Body, **_: Any) -> None:
-        operation.owned_changed(body)
+        hand_over(operation.owned_changed, body)
 
     return registry
 

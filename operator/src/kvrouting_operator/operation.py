@@ -53,6 +53,8 @@ class Operation:
         self._unlisted = "pools have not been listed yet"
         self._refused = ""
         self._watch_ended = ""
+        self._watches = 0  # begun so far
+        self._is_watching = False
 
     async def start(self) -> None:
         """Brings the CRD up to date, waits until pools can be listed, and begins the regular looks."""
@@ -70,6 +72,7 @@ class Operation:
         """The watch has shown a pool. kind: ADDED, MODIFIED, DELETED, or None from the first list."""
         metadata = raw["metadata"]
         self._silence.seen(metadata)
+        self._watch_works()
         # Its status is our own writing, and wakes nothing.
         essence = (metadata.get("generation"), metadata.get("deletionTimestamp"), kind == "DELETED")
         if self._generations.get(metadata["uid"]) == essence:
@@ -82,13 +85,26 @@ class Operation:
     def owned_changed(self, raw: Mapping[str, Any]) -> None:
         """The watch has shown a Deployment or a pod with a pool's label."""
         metadata = raw["metadata"]
+        self._watch_works()
         name = metadata.get("labels", {}).get(POOL_LABEL)
         if name:
             self.queue.wake(PoolKey(namespace=metadata["namespace"], name=name))
 
+    def watch_began(self) -> None:
+        """The watches are begun. One that has failed is believed when it shows something, or when it has lasted over a
+        whole look.
+        """
+        self._watches += 1
+        self._is_watching = True
+
     def watch_ended(self, reason: str) -> None:
-        """The watches are away for a while; empty: they begin."""
-        self._watch_ended = f"the watch has ended and is begun anew soon: {reason}" if reason else ""
+        """The watches are away for a while."""
+        self._is_watching = False
+        self._watch_ended = f"the watch has ended and is begun anew: {reason}"
+
+    def _watch_works(self) -> None:
+        if self._is_watching:
+            self._watch_ended = ""
 
     def why_not_ready(self) -> str:
         """What keeps the operator from its whole work; empty: nothing. Pools are looked at regularly all the same."""
@@ -117,6 +133,7 @@ class Operation:
 
     async def _look(self) -> None:
         """At all pools, and whether they may be watched."""
+        watches = self._watches if self._is_watching else 0
         try:
             pools = await self._in_thread(self._list_pools)
         except ClusterError as error:
@@ -131,6 +148,8 @@ class Operation:
         if refused and refused != self._refused:
             _logger.warning("the watch is refused", extra={"fields": {"error": refused}})
         self._refused = refused
+        if watches == self._watches and not refused:
+            self._watch_works()
 
     def _why_watch_is_refused(self) -> str:
         """In the server's words; empty if it is not, or if nobody says."""

@@ -23,6 +23,7 @@ from kvrouting_operator.handlers import build_registry, kopf_settings
 from kvrouting_operator.kubernetes_cluster import KubernetesCluster, load_configuration
 from kvrouting_operator.observe import Observer
 from kvrouting_operator.operation import Operation
+from kvrouting_operator.own_loop import in_own_loop
 from kvrouting_operator.probe_pages import probe_pages
 from kvrouting_operator.reconcile import Reconciler
 from kvrouting_operator.report_fetcher import HttpReportFetcher
@@ -37,6 +38,7 @@ _logger = logging.getLogger(__name__)
 # Between two looks at the flag that stands for a signal.
 _LOOK_AT_STOP_S = 0.1
 _KOPF_ENDS_S = 15.0
+_CONNECTIONS_CLOSE_S = 0.25
 
 
 async def run(
@@ -74,7 +76,8 @@ async def run(
             if on_listening is not None:
                 on_listening(port)
             watch = Watch(
-                lambda: _kopf(operation, settings, configuration, told=told),
+                lambda: run_kopf(operation, settings, configuration),
+                on_begin=operation.watch_began,
                 on_end=operation.watch_ended,
                 pace=pace or Pace(),
                 rng=random.Random(),
@@ -92,36 +95,34 @@ async def _work(operation: Operation, watch: Watch) -> None:
         await operation.stop()
 
 
-async def _kopf(
-    operation: Operation,
-    settings: OperatorSettings,
-    configuration: client.Configuration,
-    *,
-    told: asyncio.Event,
-) -> None:
-    """Returns when kopf is told to stop; it handles the signals itself while it runs."""
-    running = asyncio.ensure_future(
-        kopf.operator(
-            registry=build_registry(operation, configuration),
+async def run_kopf(operation: Operation, settings: OperatorSettings, configuration: client.Configuration) -> None:
+    """Until it is cancelled. Raises: what ends kopf; DoesNotEndError.
+
+    In a loop of its own: at its end kopf cancels all tasks of the loop, rounds and probes among them, and waits without
+    limit until they are gone.
+    """
+    loop = asyncio.get_running_loop()
+
+    async def work(flag: asyncio.Event, about_to_end: Callable[[], None]) -> None:
+        tasks = await kopf.spawn_tasks(
+            registry=build_registry(operation, configuration, hand_over=loop.call_soon_threadsafe),
             settings=kopf_settings(settings),
             # A name among peers, of whom there are none. Left out, kopf asks for the user's, and a pod's has none.
             identity=FIELD_MANAGER,  # type: ignore[arg-type]  # kopf exports no name for its kind of str
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,
-            stop_flag=told,
+            stop_flag=flag,
         )
-    )
-    try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        # By itself it ends with all its connections closed.
-        told.set()
-        await asyncio.wait((running,), timeout=_KOPF_ENDS_S)
-        running.cancel()
-        raise
-    finally:
-        _set_on_signals(told)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        about_to_end()
+        try:
+            await kopf.run_tasks(tasks)
+        finally:
+            # Its connections are closed in the loop's next turns, those with TLS once the other side has answered.
+            await asyncio.sleep(_CONNECTIONS_CLOSE_S)
+
+    await in_own_loop(work, name="kopf", ends_s=_KOPF_ENDS_S)
 
 
 async def _until_told(work: Coroutine[None, None, None], *, told: asyncio.Event, stop: threading.Event | None) -> None:
