@@ -82,7 +82,9 @@ async def test_the_connection_is_said_to_close_and_what_still_comes_is_no_reques
 
 async def test_a_body_without_a_length_that_grows_too_large_closes_too() -> None:
     async with router_with_worker() as router, connected(router) as (reader, writer):
-        start = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        start = (
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         writer.write(start.encode() + b"7d0\r\n" + b"x" * 2000 + b"\r\n")
         got, headers = await headers_of(reader)
         assert (got, b"connection: close" in headers) == (b"413", True)
