@@ -185,3 +185,14 @@ class TestOrder:
         for number in range(3):
             bench.arrive(f"kin{number}", blocks=prompt_blocks(10 + number, 61, prefix=shared))
         assert {worker for _, worker in bench.sent} == set(WORKERS)
+
+
+class TestTies:
+    def test_nobody_waits_for_a_worker_beside_one_that_has_room_and_costs_the_same(self) -> None:
+        equal = {"decode_price": 0.0, "decode_share": 0.0}
+        for seed in range(8):
+            bench = Bench(WORKERS[:2], parameters=equal, limits=AdmissionLimits(max_in_flight_per_worker=1), seed=seed)
+            for name in ("r0", "r1"):
+                bench.arrive(name)
+                bench.first_token(name)
+            assert {worker for _, worker in bench.sent} == set(WORKERS[:2])

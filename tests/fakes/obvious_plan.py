@@ -154,7 +154,7 @@ class ObviousPlan:
                 q + s * (1 + price + p.decode_price * batch) + decode * step
                 for q, s, price, batch, step in zip(queues, works, prices, batches, steps_ms, strict=True)
             ]
-            place = costs.index(min(costs))
+            place = min(range(len(costs)), key=lambda i: (costs[i] > min(costs) + 1e-6, not rooms[i], costs[i]))
             if rooms[place]:
                 tied = [i for i, cost in enumerate(costs) if cost <= costs[place] + 1e-6 and rooms[i]]
                 place = tied[self.rng.randrange(len(tied))] if len(tied) > 1 else place

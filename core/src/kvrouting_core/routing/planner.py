@@ -198,7 +198,7 @@ class _Plan:
                 return np.array([pricing.factor(length + behind, busy, sharing=sharing) for length in each])
 
     def _cheapest(self, item: Queued) -> int:
-        """The worker of least cost, by its place."""
+        """The worker of least cost, by its place; of several, one with room."""
         cost, coefficients = self._cost, self._coefficients
         np.multiply(self._price_cost, self._price(item), out=coefficients)
         coefficients += self._own_cost
@@ -207,7 +207,12 @@ class _Plan:
         steps = self._planner.beliefs.estimator.decode_steps(item.waiting.request)
         if steps:
             cost += steps * self._decode
-        return int(cost.argmin())
+        place = int(cost.argmin())
+        if self._rooms[place]:
+            return place
+        # As good is as good now: nobody waits for a worker beside one that has room and costs the same.
+        tied = (int(p) for p in np.flatnonzero(cost <= cost[place] + _TIE_MS) if self._rooms[p])
+        return next(tied, place)
 
     def _add(self, place: int, item: Queued) -> None:
         """The request's work is in the worker's queue from now on."""
