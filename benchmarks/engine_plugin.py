@@ -135,6 +135,7 @@ def builders() -> dict[str, Callable[[int], Any]]:
 
     return {
         "RLT, our tree": lambda slots: policy_cache(capacity=slots, page_size=1),
+        "rlt-adaptive, our tree": lambda slots: policy_cache(capacity=slots, page_size=1, policy="rlt-adaptive"),
         "LRU, Python tree": lambda slots: stock_cache(capacity=slots, page_size=1, tree="python"),
         "LRU, Rust tree": lambda slots: stock_cache(capacity=slots, page_size=1, tree="rust"),
     }
