@@ -103,10 +103,12 @@ def measure(load: Load, rounds: int) -> Measured:
     )
 
 
-def longest_hold_ms(cache: Any) -> tuple[float, float]:
-    """(longest CPU time that a snapshot's thread works without letting go of the interpreter, the snapshot's CPU time).
+def holds_ms(cache: Any) -> tuple[float, float, float]:
+    """How long a snapshot's thread works without letting go of the interpreter: (99 of 100 stretches, the longest, all
+    of them together).
 
-    CPU time, so that a busy machine does not count. Encoding of the chunks included.
+    CPU time, so that a busy machine counts less; what a hypervisor takes away in between is in it, and shows in the
+    longest of many. Encoding of the chunks included.
     """
     from kvrouting_sglang.engine_state import EngineState, RankIdentity
     from kvrouting_sglang.pauses import Pauses
@@ -126,7 +128,8 @@ def longest_hold_ms(cache: Any) -> tuple[float, float]:
     for answer in EngineState(cache, identity=identity, reader=reader).snapshot():
         encoder.encode(answer)
     holds.append(time.thread_time() - marks[-1])
-    return max(holds) * 1000, sum(holds) * 1000
+    holds.sort()
+    return holds[int(0.99 * len(holds))] * 1000, holds[-1] * 1000, sum(holds) * 1000
 
 
 def builders() -> dict[str, Callable[[int], Any]]:
@@ -151,7 +154,7 @@ def main() -> None:
         return
     from tests.engine.real.caches import policy_cache, serve
 
-    holds: list[tuple[str, float, float]] = []
+    holds: list[tuple[str, float, float, float]] = []
     sizes, rounds = ((1_000,), 5) if quick else ((1_000, 10_000, 100_000), 15)
     print(f"CPU µs; page size 1, KV events on; an insert adds {TAIL_TOKENS} tokens below a path of {TRUNK_TOKENS}")
     heads = " | ".join(f"evict {tokens}: µs/token" for tokens in CALL_TOKENS)
@@ -168,12 +171,13 @@ def main() -> None:
             costs = " | ".join(f"{cost:.2f}" for cost in row.evict_us_per_token.values())
             print(f"| {leaves} | {name} | {costs} | {row.insert_us:.0f} | {row.match_us:.0f} | {shares} |", flush=True)
             if name == "RLT, our tree":
-                holds.append((f"{leaves} leaves", *longest_hold_ms(load.cache)))
+                holds.append((f"{leaves} leaves", *holds_ms(load.cache)))
     document = policy_cache(capacity=200_000, page_size=1)
     serve(document, range(131_072))
-    holds.append(("one document of 131,072 tokens", *longest_hold_ms(document)))
-    for what, longest, whole in holds:
-        print(f"snapshot of {what}: {whole:.0f} ms of CPU time, at most {longest:.2f} ms of it at a stretch")
+    holds.append(("one document of 131,072 tokens", *holds_ms(document)))
+    for what, most, longest, whole in holds:
+        stretches = f"99 of 100 stretches at most {most:.2f} ms, the longest {longest:.2f}"
+        print(f"snapshot of {what}: {whole:.0f} ms of CPU time; {stretches}")
 
 
 if __name__ == "__main__":
