@@ -16,6 +16,19 @@ from kvrouting_core.routing.policy import AdmissionLimits
 from tests.core.late_bench import ALONE, WORKERS, Bench, report
 from tests.fakes.routing_pool import profile, prompt_blocks
 
+SIXTEEN = tuple(WorkerId(f"w{i}") for i in range(16))
+
+
+def crowd_beside_an_idle_worker() -> Bench:
+    """260 requests want a long prefix that fifteen workers hold, which are full; the sixteenth is idle."""
+    bench = Bench(SIXTEEN)
+    document = prompt_blocks(1, 1000)
+    for worker in SIXTEEN[:15]:
+        bench.cache.put(worker, document)
+    for number in range(260):
+        bench.arrive(f"r{number}", blocks=prompt_blocks(2 + number, 1002, prefix=document))
+    return bench
+
 
 class TestWhoDoesNotWait:
     def test_without_a_worker_a_request_is_refused(self) -> None:
@@ -167,14 +180,7 @@ class TestLimits:
         assert [r.request_id for r in bench.refused] == ["r3"]
 
     def test_a_worker_that_nobody_wants_does_not_have_the_line_planned_at_each_event(self) -> None:
-        """Sixteen workers; 200 requests want a long prefix that fifteen hold, which are full, and one is idle."""
-        workers = tuple(WorkerId(f"w{i}") for i in range(16))
-        bench = Bench(workers)
-        document = prompt_blocks(1, 1000)
-        for worker in workers[:15]:
-            bench.cache.put(worker, document)
-        for number in range(260):
-            bench.arrive(f"r{number}", blocks=prompt_blocks(2 + number, 1002, prefix=document))
+        bench = crowd_beside_an_idle_worker()
         assert bench.policy.waiting > 150
         before = bench.policy.assigned
         for _ in range(100):
@@ -183,16 +189,9 @@ class TestLimits:
         assert bench.policy.assigned - before < 10 * bench.policy.waiting
 
     def test_it_is_looked_at_again_before_long(self) -> None:
-        workers = tuple(WorkerId(f"w{i}") for i in range(16))
-        bench = Bench(workers)
-        document = prompt_blocks(1, 1000)
-        for worker in workers[:15]:
-            bench.cache.put(worker, document)
-        for number in range(260):
-            bench.arrive(f"r{number}", blocks=prompt_blocks(2 + number, 1002, prefix=document))
-        idle = [worker for worker in workers if not bench.policy.in_flight(worker)]
-        assert idle == [workers[15]]
+        bench = crowd_beside_an_idle_worker()
+        assert [worker for worker in SIXTEEN if not bench.policy.in_flight(worker)] == [SIXTEEN[15]]
         bench.arrive("other", 500)
         bench.now_ms += 50
         bench.tell(Tick())
-        assert ("other", workers[15]) in bench.sent
+        assert ("other", SIXTEEN[15]) in bench.sent
