@@ -15,7 +15,7 @@ def test_a_pool_from_values_becomes_ready_with_every_condition(release: Release)
     assert all(c["reason"] for c in conditions.values())
     assert body["status"]["endpoint"] == f"http://first-router.{release.namespace}.svc:80"
     assert [w["mirror"] for w in body["status"]["workers"]] == ["exact"]
-    assert {w["evictionPolicy"] for w in body["status"]["workers"]} == {"rlt"}
+    assert {w["evictionPolicy"] for w in body["status"]["workers"]} == {"rlt-adaptive"}
 
 
 def test_the_second_request_finds_its_prefix_cached(release: Release) -> None:

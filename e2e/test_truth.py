@@ -16,7 +16,7 @@ def test_engines_without_what_the_pool_needs_are_never_ready(cluster: Cluster, n
     unproven = pools["plain"].wait_for_condition("EvictionPolicyActive", "False")
     assert unproven["reason"] == "NotProven"
     other = pools["other"].wait_for_condition("EvictionPolicyActive", "False")
-    assert (other["reason"], "evicts by lru, wanted is rlt" in other["message"]) == ("OtherPolicy", True)
+    assert (other["reason"], "evicts by lru, wanted is rlt-adaptive" in other["message"]) == ("OtherPolicy", True)
     mute = pools["mute"].wait_for_condition("EventsFlowing", "False")
     assert mute["reason"] == "NoEvents"
     for pool in pools.values():

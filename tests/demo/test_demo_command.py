@@ -39,7 +39,7 @@ async def test_the_demo_compares_two_set_ups_and_says_what_to_open(tmp_path: Pat
     assert "cache_aware + lru: 36 of 36 requests ended" in output
     assert "Agreement" in output
     report = load_report(tmp_path / "report.json")
-    assert [r.name for r in report.runs[:2]] == ["cache_aware + lru", "lbgr + rlt"]
+    assert [r.name for r in report.runs[:2]] == ["cache_aware + lru", "lbgr + rlt-adaptive"]
     assert [r.name for r in report.compared[2:]] == ["cache_aware 0.4 + lru (virtual)"]
     assert len(report.pairs) == 2
     assert all(r.summary.completed == 36 for r in report.runs)
@@ -101,7 +101,7 @@ def test_the_virtual_run_gets_the_failure_as_it_happened() -> None:
         ],
     )
     virtual = simulated(virtual_scenario(scenario, setup, real=real, variant=0))
-    assert virtual.name == "lbgr + rlt (virtual)"
+    assert virtual.name == "lbgr + rlt-adaptive (virtual)"
     assert virtual.marks == real.marks
     assert virtual.summary.requests == HALF_GSP.requests
     assert virtual.summary.imbalance_of == real.summary.imbalance_of

@@ -60,7 +60,7 @@ def test_sidecar_and_router_are_told_what_the_launcher_says_of_its_engines() -> 
     real = sglang_scenario(ENGINES, seed=1)
     plan = real.plan(real.setups[1])
     sidecar = sidecar_spec(plan, 0, PORTS, [RouterPorts(http=7, grpc=8)], SECRETS).command
-    assert value(sidecar, "--require-eviction") == "rlt"
+    assert value(sidecar, "--require-eviction") == "rlt-adaptive"
     assert "--gpu-class" not in sidecar
     assert value(router_spec(plan, 0, RouterPorts(http=7, grpc=8), SECRETS).command, "--model") == "tiny-llama"
     simulated = PoolPlan(worker_class="H200", eviction="slru")

@@ -41,4 +41,4 @@ def test_what_needs_no_engine_runs_in_each_version(minor: int) -> None:
     done = subprocess.run(
         [python, "-c", CODE], env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout.split("\n")[0] == f"rlt (3, {minor})", done.stderr
+    assert done.stdout.split("\n")[0] == f"rlt-adaptive (3, {minor})", done.stderr

@@ -9,7 +9,7 @@ from kvrouting_sglang.settings import EngineSettings, endpoint_of_rank
 
 def test_defaults() -> None:
     settings = EngineSettings.from_environment({"HOME": "/x"})
-    assert (settings.policy, settings.seed, settings.state_endpoint) == ("rlt", None, "tcp://127.0.0.1:5579")
+    assert (settings.policy, settings.seed, settings.state_endpoint) == ("rlt-adaptive", None, "tcp://127.0.0.1:5579")
 
 
 def test_everything_can_be_set() -> None:

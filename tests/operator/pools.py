@@ -125,7 +125,7 @@ def report_of(**changes: Any) -> WorkerReport:
         "capacity_tokens": 197_000,
         "in_flight": 0,
         "sync_lag_s": 0.1,
-        "eviction_policy": "rlt",
+        "eviction_policy": "rlt-adaptive",
         "eviction_live": True,
         "events_flowing": True,
     }

@@ -385,12 +385,12 @@ def test_processes_take_the_arguments_that_they_are_given(base: str, tmp_path: P
     spec = spec_of(SIMULATED, **more)
     worker, route = worker_pod_of(spec), router_pod_of(spec)
     taken = _taken(sidecar, container(worker, "sidecar")["args"], tmp_path)
-    assert (taken["pool"], taken["block_size"], taken["require_eviction"]) == ("llama", 64, "rlt")
+    assert (taken["pool"], taken["block_size"], taken["require_eviction"]) == ("llama", 64, "rlt-adaptive")
     asked = _taken(router, container(route, "router")["args"], tmp_path)
     assert (asked["pool"], asked["block_size"], asked["model"]) == ("llama", 64, "simulated-llama")
     assert asked["tracing"] is (base == "rich")
     played = _taken(engine, container(worker, "engine")["args"], tmp_path)
-    assert (played["eviction"], played["worker_class"], played["state_port"]) == ("rlt", "L40", 5857)
+    assert (played["eviction"], played["worker_class"], played["state_port"]) == ("rlt-adaptive", "L40", 5857)
 
 
 def test_only_the_pools_own_pods_reach_engine_sidecar_and_grpc() -> None:

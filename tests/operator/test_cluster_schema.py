@@ -33,7 +33,7 @@ def test_defaults_are_written(kube: Kubernetes) -> None:
     _, answer = kube.request("POST", pool_path("default"), manifest("llama", SMALLEST), query=STRICT)
     spec = answer["spec"]
     assert spec["replicas"] == 1
-    assert spec["engine"]["eviction"] == {"policy": "rlt"}
+    assert spec["engine"]["eviction"] == {"policy": "rlt-adaptive"}
     assert spec["rollout"] == {"maxSurge": 0, "maxUnavailable": 1, "trigger": ""}
     assert spec["router"]["service"]["port"] == 80
 

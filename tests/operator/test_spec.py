@@ -14,7 +14,7 @@ import click
 import msgspec
 import pytest
 
-from kvrouting_core.eviction import POLICIES
+from kvrouting_core.eviction import DEFAULT_POLICY, POLICIES
 from kvrouting_core.routing.registry import POLICY_NAMES
 from kvrouting_core.service_time import WORKER_CLASSES
 from kvrouting_operator.crd import custom_resource_definition, pool_schema
@@ -99,6 +99,7 @@ def test_the_crd_is_small_enough_for_helm() -> None:
 def test_names_are_those_of_the_processes() -> None:
     assert set(get_args(PolicyName)) == set(POLICY_NAMES)
     assert set(get_args(EvictionName)) == set(POLICIES)
+    assert spec_of().engine.eviction.policy == DEFAULT_POLICY
 
 
 def _options(command: click.Command) -> set[str]:

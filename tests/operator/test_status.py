@@ -82,7 +82,7 @@ def test_figures_of_a_worker_are_those_of_the_routers() -> None:
     first = status_of(seen(report=pool_report(w_1=report, w_2=report_of()))).workers[0]
     assert (first.pod, first.node, first.phase, first.epoch, first.mirror) == ("w-1", "node-a", "Ready", "e1", "exact")
     assert (first.in_flight, first.cached_tokens, first.unique_cached_tokens, first.capacity_tokens) == (3, 10, 4, 20)
-    assert (first.sync_lag_seconds, first.eviction_policy, first.eviction_policy_live) == (0.5, "rlt", True)
+    assert (first.sync_lag_seconds, first.eviction_policy, first.eviction_policy_live) == (0.5, "rlt-adaptive", True)
 
 
 UNSCHEDULED = {
@@ -163,9 +163,13 @@ def test_no_events_is_a_condition_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("worker", "reason", "words"),
     [
-        (report_of(eviction_policy="lru"), "OtherPolicy", "its engine evicts by lru, wanted is rlt"),
-        (report_of(eviction_policy="rlt", eviction_live=False), "NotProven", "does not prove rlt"),
-        (report_of(eviction_policy="", eviction_live=False, mirror="partial"), "NotProven", "does not prove rlt"),
+        (report_of(eviction_policy="lru"), "OtherPolicy", "its engine evicts by lru, wanted is rlt-adaptive"),
+        (report_of(eviction_live=False), "NotProven", "does not prove rlt-adaptive"),
+        (
+            report_of(eviction_policy="", eviction_live=False, mirror="partial"),
+            "NotProven",
+            "does not prove rlt-adaptive",
+        ),
     ],
 )
 def test_an_engine_without_the_policy_is_named(worker: Any, reason: str, words: str) -> None:

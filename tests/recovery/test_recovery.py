@@ -137,7 +137,7 @@ async def test_evictions_went_on_all_the_time(pool: LocalPool) -> None:
     await load.run(requests=120)
     for ports in pool.engine_ports:
         state = (await ask_state(ports.state, "state"))[0]
-        assert state["eviction"]["policy"] == "rlt"
+        assert state["eviction"]["policy"] == pool.plan.eviction
         assert state["eviction"]["evicted_tokens"] > 0
 
 

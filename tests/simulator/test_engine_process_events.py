@@ -169,7 +169,7 @@ async def test_a_large_snapshot_comes_in_chunks_and_links_every_page_to_its_pare
 
 
 async def test_the_state_says_who_speaks_and_what_evicts() -> None:
-    options = ("--dp-size", "2", "--seed", "7", "--capacity-tokens", "500", "--page-size", "2")
+    options = ("--eviction", "rlt", "--dp-size", "2", "--seed", "7", "--capacity-tokens", "500", "--page-size", "2")
     async with running_engine(*options) as engine:
         states = [(await ask_state(engine.ports["state"] + rank, "state"))[0] for rank in range(2)]
         odd = [await ask_state(engine.ports["state"], op) for op in ("snap", "")]
@@ -197,8 +197,8 @@ async def test_the_state_says_who_speaks_and_what_evicts() -> None:
     assert "unknown op" in unreadable["error"]
 
 
-async def test_the_state_shows_the_guarantee_of_rlt_adaptive_at_work() -> None:
-    options = ("--eviction", "rlt-adaptive", "--capacity-tokens", "6400", "--page-size", "64")
+async def test_an_engine_that_is_told_no_policy_shows_the_guarantee_of_rlt_adaptive_at_work() -> None:
+    options = ("--capacity-tokens", "6400", "--page-size", "64")
     async with running_engine(*options, speed=1000) as engine:
         await serve_all(engine, [[n] * 640 for n in range(30)], output_tokens=1)
         (state,) = await ask_state(engine.ports["state"], "state")

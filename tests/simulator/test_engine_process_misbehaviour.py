@@ -249,7 +249,8 @@ async def test_an_engine_without_the_plug_in_or_events_says_nothing_there() -> N
             ("kv_events", "replay", "load", "state")
         )
         info = await engine.get("/server_info")
-        assert (info["kv_events"], info["radix_cache_backend"]) == (None, "lru")
+        assert (info["kv_events"], info["radix_cache_backend"]) == (None, None)
+        assert info["radix_eviction_policy"] == "lru"
         await engine.generate(text="still serves", sampling_params={"max_new_tokens": 1})
 
 

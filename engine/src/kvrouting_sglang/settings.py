@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvrouting_core.eviction import POLICIES
+from kvrouting_core.eviction import DEFAULT_POLICY, POLICIES
 
 PREFIX = "KVROUTING_ENGINE_"
 DEFAULT_STATE_ENDPOINT = "tcp://127.0.0.1:5579"
@@ -21,7 +21,7 @@ class EngineSettings:
     None: no socket.
     """
 
-    policy: str = "rlt"
+    policy: str = DEFAULT_POLICY
     seed: int | None = None
     state_endpoint: str | None = DEFAULT_STATE_ENDPOINT
 
@@ -41,7 +41,7 @@ class EngineSettings:
                 raise ValueError(f"unknown setting {PREFIX}{name}: the plug-in knows {known}")
         endpoint = given.get("STATE_ENDPOINT", DEFAULT_STATE_ENDPOINT)
         return cls(
-            policy=given.get("POLICY", "rlt"),
+            policy=given.get("POLICY", DEFAULT_POLICY),
             seed=_whole_number(given["SEED"]) if "SEED" in given else None,
             state_endpoint=None if endpoint == OFF else endpoint,
         )

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+_PLUG_IN = "rlt"
+"""The plug-in's name as SGLang's `--radix-cache-backend`, whichever policy it runs."""
+
 
 class EngineInfoError(ValueError):
     """The engine's description lacks what a sidecar needs, or contradicts itself."""
@@ -38,7 +41,8 @@ class EventPorts:
 class EngineInfo:
     """One engine process.
 
-    eviction_policy: what it was told to run. start_fingerprint: differs from start to start of a process and so
+    eviction_policy: what it was told to run; empty with the plug-in, which tells it by its state socket alone.
+    start_fingerprint: differs from start to start of a process and so
     tells a restart; None: the engine does not say. events: None if it publishes no KV events.
     """
 
@@ -78,11 +82,18 @@ def parse_engine_info(body: Mapping[str, Any]) -> EngineInfo:
         dp_size=_integer(body, "dp_size", _integer(kv_events, "dp_size", 1)),
         page_size_tokens=page_size,
         capacity_tokens=_integer(body, "max_total_num_tokens", 0),
-        eviction_policy=str(body.get("radix_cache_backend") or body.get("radix_eviction_policy") or "lru"),
+        eviction_policy=_eviction_policy(body),
         scheduler=_scheduler(body),
         events=_event_ports(kv_events),
         start_fingerprint=_fingerprint(body.get("startup_time")),
     )
+
+
+def _eviction_policy(body: Mapping[str, Any]) -> str:
+    backend = str(body.get("radix_cache_backend") or "")
+    if backend == _PLUG_IN:
+        return ""
+    return backend or str(body.get("radix_eviction_policy") or "lru")
 
 
 def _scheduler(body: Mapping[str, Any]) -> SchedulerOptions:

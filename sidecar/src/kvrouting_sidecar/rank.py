@@ -147,7 +147,7 @@ class Rank:
         state = self.follower.latest_state
         if state is None:
             started_with = self.engine.eviction_policy
-            told = f" (it was started with {started_with!r})" if started_with != required else ""
+            told = f" (it was started with {started_with!r})" if started_with not in ("", required) else ""
             return f"{self.mirror.state_trouble}, so that {required} is at work is not proven{told}"
         if state.eviction.policy != required:
             return f"the engine runs {state.eviction.policy!r}, not {required!r}"

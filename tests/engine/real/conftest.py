@@ -169,7 +169,10 @@ def starting_tp(
     model: Path, start_line: StartLine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartingServer]:
     """Two tensor-parallel ranks with rlt."""
-    starting = StartingServer(start_line, tensor_parallel(model, folder=tmp_path_factory.mktemp("tp")))
+    server = tensor_parallel(
+        model, folder=tmp_path_factory.mktemp("tp"), environment={"KVROUTING_ENGINE_POLICY": "rlt"}
+    )
+    starting = StartingServer(start_line, server)
     yield starting
     starting.stop()
 
@@ -178,11 +181,8 @@ def starting_tp(
 def starting_adaptive(
     model: Path, start_line: StartLine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartingServer]:
-    """Two tensor-parallel ranks with rlt-adaptive."""
-    server = tensor_parallel(
-        model, folder=tmp_path_factory.mktemp("adaptive"), environment={"KVROUTING_ENGINE_POLICY": "rlt-adaptive"}
-    )
-    starting = StartingServer(start_line, server)
+    """Two tensor-parallel ranks that are told no policy."""
+    starting = StartingServer(start_line, tensor_parallel(model, folder=tmp_path_factory.mktemp("adaptive")))
     yield starting
     starting.stop()
 

@@ -54,6 +54,7 @@ class ServerEndedError(RuntimeError):
 class RealServer:
     """One `sglang.launch_server`, at the same ports through all its starts. log: all that it printed.
 
+    rlt: with the plug-in, told to evict by RLT; else stock unless flags and environment say otherwise.
     events: what differs in `--kv-events-config` from SGLang's defaults; None: no events and no load reports.
     """
 
@@ -87,6 +88,7 @@ class RealServer:
             "OMP_NUM_THREADS": "1",
             "KVROUTING_ENGINE_STATE_ENDPOINT": f"tcp://127.0.0.1:{self.ports.state}",
             WITNESS_PORT: str(self.ports.witness),
+            **({"KVROUTING_ENGINE_POLICY": "rlt"} if rlt else {}),
             **(environment or {}),
         }
         self._started: subprocess.Popen[bytes] | None = None

@@ -1,4 +1,4 @@
-"""A real server of two tensor-parallel ranks that evicts by rlt-adaptive."""
+"""A real server of two tensor-parallel ranks that is told no policy and evicts by rlt-adaptive."""
 
 from __future__ import annotations
 

@@ -28,6 +28,9 @@ POLICIES: Mapping[str, Callable[[random.Random], EvictionPolicy[Any]]] = Mapping
 )
 """The policies that need no knowledge of the future, by the name that configuration uses."""
 
+DEFAULT_POLICY = "rlt-adaptive"
+"""Of engines, real or simulated, that are told no policy; docs/eviction.md has the reason."""
+
 
 def make_policy(name: str, rng: random.Random) -> EvictionPolicy[Any]:
     """A new policy for one cache. rng: seeded; policies without chance leave it alone.
@@ -40,6 +43,7 @@ def make_policy(name: str, rng: random.Random) -> EvictionPolicy[Any]:
 
 
 __all__ = [
+    "DEFAULT_POLICY",
     "LFU",
     "POLICIES",
     "EvictionPolicy",

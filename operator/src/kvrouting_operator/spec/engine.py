@@ -94,11 +94,11 @@ class Eviction(Part, frozen=True, kw_only=True):
     policy: Annotated[
         EvictionName,
         Meta(
-            description="rlt: randomized leaf token eviction; rlt-adaptive: learns what is used again, within "
-            "rlt's guarantee; the others are for comparison. A worker is ready "
+            description="rlt-adaptive: learns what is used again, within rlt's guarantee; rlt: randomized leaf token "
+            "eviction, which learns nothing; the others are for comparison. A worker is ready "
             "only while the engine proves this policy at work."
         ),
-    ] = "rlt"
+    ] = "rlt-adaptive"
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2147483647)] | None,
         Meta(description="Of its random choices; absent: the engine's own, another for each start."),

@@ -58,8 +58,8 @@ def demo(
     """Run engines, their sidecars and the router, all as processes, and compare two set-ups.
 
     The same requests go through the HTTP API twice, first with cache-aware routing and LRU eviction, then with LBGR
-    and RLT. In each half one engine is killed and comes back. Takes three minutes with four simulated engines, five
-    with two real ones, and ends everything it started, however it ends.
+    and rlt-adaptive. In each half one engine is killed and comes back. Takes three minutes with four simulated
+    engines, five with two real ones, and ends everything it started, however it ends.
     """
     sglang = engine == "sglang"
     if sglang and virtual:

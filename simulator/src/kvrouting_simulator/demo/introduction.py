@@ -43,7 +43,8 @@ def introduction(scenario: DemoScenario, *, virtual: bool) -> tuple[str, ...]:
 _REAL_ENGINES = (
     (
         "The engines are real servers with a tiny model of random weights. With LRU they are stock SGLang, whose cache "
-        "the router knows from its events; with RLT they run the plug-in, and must prove it before they get a request."
+        "the router knows from its events; in the other half they run the plug-in, and must prove it before they get a "
+        "request."
     ),
     (
         "All processes share this machine's cores, and an engine that starts again takes most of one for about a "

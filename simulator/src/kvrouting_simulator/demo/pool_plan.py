@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvrouting_core.eviction import DEFAULT_POLICY
 from kvrouting_simulator.bounds import at_least, positive
 from kvrouting_simulator.demo.engine_launcher import EngineLauncher, EnginePorts, EngineSettings
 from kvrouting_simulator.demo.processes import ProcessSpec
@@ -33,7 +34,7 @@ class PoolPlan:
     capacity_tokens: int | None = None
     page_size: int = 1
     block_tokens: int = 64
-    eviction: str = "rlt"
+    eviction: str = DEFAULT_POLICY
     policy: str = "lbgr"
     policy_parameters: Mapping[str, str] = field(default_factory=dict)
     speed: float = 1.0

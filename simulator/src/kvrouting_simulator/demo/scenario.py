@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kvrouting_core.eviction import DEFAULT_POLICY
 from kvrouting_simulator.bounds import at_least, positive
 from kvrouting_simulator.demo.engine_launcher import EngineLauncher
 from kvrouting_simulator.demo.pool_plan import PoolPlan
@@ -73,7 +74,7 @@ class DemoScenario:
     reference: Setup = field(default_factory=lambda: FOLLOWING)
     setups: tuple[Setup, ...] = (
         Setup(policy="cache_aware", eviction="lru"),
-        Setup(policy="lbgr", eviction="rlt"),
+        Setup(policy="lbgr", eviction=DEFAULT_POLICY),
     )
     engines: int = 4
     worker_class: str = "L40"

@@ -12,7 +12,7 @@ import click
 import uvloop
 
 from kvrouting_core.class_file import ClassFileError, MeasuredClass, parse_class
-from kvrouting_core.eviction import POLICIES
+from kvrouting_core.eviction import DEFAULT_POLICY, POLICIES
 from kvrouting_core.routing.events import SchedulerOptions
 from kvrouting_core.service_time import WORKER_CLASSES, worker_class
 from kvrouting_simulator.engine_process.endpoints import ListenError, PortRange
@@ -59,7 +59,10 @@ class _JsonLines(logging.Formatter):
 )
 @click.option("--page-size", type=click.IntRange(1, 64), default=1, help="Tokens per page of the KV cache.")
 @click.option(
-    "--eviction", type=click.Choice(list(POLICIES)), default="rlt", help="Eviction policy; `lru` is SGLang's own."
+    "--eviction",
+    type=click.Choice(list(POLICIES)),
+    default=DEFAULT_POLICY,
+    help="Eviction policy; `lru` is SGLang's own.",
 )
 @click.option("--seed", type=int, default=0, help="Of the eviction's and the faults' coins; rank r takes seed + r.")
 @click.option("--max-running-requests", type=click.IntRange(1), default=2048)

@@ -36,6 +36,7 @@ from kvrouting_tokenization import Tokenizer, load_tokenizer
 
 _MAX_BODY_BYTES = 256 * 2**20
 _UNLIMITED = 0
+_PLUG_IN = "rlt"  # its name as SGLang's `--radix-cache-backend`, whichever policy it runs
 
 _log = logging.getLogger(__name__)
 
@@ -242,7 +243,8 @@ class EngineServer:
             "prefill_decode_interval": scheduler.prefill_decode_interval,
             "enable_mixed_chunk": scheduler.mixed_chunk,
             "schedule_policy": "fcfs",
-            "radix_cache_backend": options.rank.eviction,
+            "radix_cache_backend": None if options.rank.eviction == "lru" else _PLUG_IN,
+            "radix_eviction_policy": "lru",
             "disable_radix_cache": False,
             "enable_cache_report": options.cache_report,
             "enable_metrics": True,

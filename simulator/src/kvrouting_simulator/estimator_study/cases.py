@@ -38,7 +38,7 @@ class Case:
         )
 
 
-_L40 = WorkerSpec(page_size=PAGE_TOKENS)
+_L40 = WorkerSpec(eviction="rlt", page_size=PAGE_TOKENS)
 _SLOW = replace(_L40, slow_factor=3.0)
 _MISTAKEN = replace(_L40, told_class="L40S")
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from kvrouting_core.eviction import POLICIES
+from kvrouting_core.eviction import DEFAULT_POLICY, POLICIES
 from kvrouting_core.routing.registry import POLICY_NAMES
 from kvrouting_core.service_time import WORKER_CLASSES
 from kvrouting_simulator.experiment.scenario_file import ScenarioError, build_scenario, read_values
@@ -42,7 +42,7 @@ _SCHEDULER_OPTIONS = ("max_running_requests", "prefill_decode_interval", "mixed_
 @click.option("--workers", type=click.IntRange(min=1), help="How many.  [default: 4]")
 @click.option("--worker-class", type=click.Choice(list(WORKER_CLASSES)), help="[default: L40]")
 @click.option("--capacity-tokens", type=click.IntRange(min=1), help="[default: of the worker class]")
-@click.option("--eviction", type=click.Choice(list(POLICIES)), help="[default: rlt]")
+@click.option("--eviction", type=click.Choice(list(POLICIES)), help=f"[default: {DEFAULT_POLICY}]")
 @click.option("--page-size", type=click.IntRange(1, 64), help="[default: 1]")
 @click.option("--max-running-requests", type=click.IntRange(min=1), help="[default: 2048]")
 @click.option("--prefill-decode-interval", type=click.IntRange(min=0), help="[default: 0]")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvrouting_core.blocks import page_size as checked_page_size
 from kvrouting_core.blocks import routing_block_size
-from kvrouting_core.eviction import POLICIES
+from kvrouting_core.eviction import DEFAULT_POLICY, POLICIES
 from kvrouting_core.routing.events import SchedulerOptions
 from kvrouting_core.routing.policy import AdmissionLimits
 from kvrouting_core.service_time import worker_class
@@ -25,7 +25,7 @@ class WorkerSpec:
 
     worker_class: str = "L40"
     capacity_tokens: int | None = None
-    eviction: str = "rlt"
+    eviction: str = DEFAULT_POLICY
     page_size: int = 1
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     slow_from_ms: float = 0.0

@@ -11,7 +11,7 @@ arrivals = { kind = "poisson", rate_per_s = 12 }
 [[workers]]
 count = 4
 worker_class = "L40"
-eviction = "rlt"
+eviction = "rlt-adaptive"
 memory_fraction = 0.7             # or capacity_tokens
 scheduler = { mixed_chunk = true }
 [delays]
