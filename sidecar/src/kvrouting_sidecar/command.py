@@ -54,7 +54,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--state-endpoint", default="tcp://127.0.0.1:5579", help="State socket of rank 0; 'none': the engine has none."
 )
 @click.option(
-    "--require-eviction", default=None, help="Ready only while the engine reports this policy at work, e.g. rlt-adaptive."
+    "--require-eviction",
+    default=None,
+    help="Ready only while the engine reports this policy at work, e.g. rlt-adaptive.",
 )
 @click.option("--queue-mib", default=256, help="Memory for events that were received and not yet read, per rank.")
 @click.option("--verify-interval", default=2.0, help="Seconds between two comparisons with the engine's own digest.")
