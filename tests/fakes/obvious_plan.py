@@ -13,7 +13,7 @@ from kvrouting_core.routing.admission import Admission
 from kvrouting_core.routing.bookkeeping import Bookkeeping
 from kvrouting_core.routing.choice import Choice, reason_for
 from kvrouting_core.routing.decision import Action, Reason
-from kvrouting_core.routing.estimator import PoolState, Price
+from kvrouting_core.routing.estimator import Price
 from kvrouting_core.routing.events import (
     Arrival,
     Ended,
@@ -30,6 +30,7 @@ from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
 from kvrouting_core.routing.ledger import Waiting, Worker
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import AdmissionLimits, CacheView
+from kvrouting_core.routing.station import Station
 from kvrouting_core.routing.work_table import Weighed, WorkTable
 
 
@@ -131,9 +132,9 @@ class ObviousPlan:
         if not workers:
             return actions
         stations = estimator.stations(workers)
-        pool = estimator.pool(workers, now_ms=now_ms)
-        queues = list(pool.queues_ms)
-        batches = list(pool.batches)
+        estimator.compare(now_ms=now_ms)
+        queues = [self.load_ms(s, now_ms) for s in stations]
+        batches = [s.running + (s.others.requests if now_ms < s.others.until_ms else 0) for s in stations]
         new = estimator.mean_uncached_tokens
         means = [s.speed * new * (s.a + s.b * new / 2) for s in stations]
         steps_ms = [s.step_ms for s in stations]
@@ -147,7 +148,7 @@ class ObviousPlan:
             block = self.deepest(request, workers)
             same = [e for e in self.queue if block is not None and self.deepest(e[2].request, workers) == block]
             lengths = [q / m for q, m in zip(queues, means, strict=True)]
-            prices = self.prices(lengths, length - position, pool, len(same))
+            prices = self.prices(lengths, length - position, stations, len(same))
             decode = p.decode_share * estimator.decode_steps(request)
             works = [self.work_ms(request, w, self.depth(request, w)) for w in workers]
             costs = [
@@ -163,15 +164,22 @@ class ObviousPlan:
             queues[place] += works[place]
         return actions
 
-    def prices(self, lengths: Sequence[float], behind: int, pool: PoolState, sharing: int) -> list[float]:
+    @staticmethod
+    def load_ms(station: Station, now_ms: float) -> float:
+        """Work before a new request, ours and others'."""
+        others_ms = station.others_ms(now_ms) if now_ms < station.others.until_ms else 0.0
+        return station.queue.load_ms(now_ms, station.speed) + others_ms
+
+    def prices(self, lengths: Sequence[float], behind: int, stations: Sequence[Station], sharing: int) -> list[float]:
         """What a ms of work counts for others, on each worker."""
         p = self.parameters
+        busy = self.beliefs.estimator.busy_share
         least, mean = min(lengths), sum(lengths) / len(lengths)
         each = {"least": [least] * len(lengths), "mean": [mean] * len(lengths), "own": lengths}
         return [
-            self.beliefs.pricing.factor(q + behind / len(lengths), pool.busy_share, sharing=max(1, sharing))
+            self.beliefs.pricing.factor(q + behind / len(lengths), busy, sharing=max(1, sharing))
             * (station.relative_speed if p.price_at_pool_speed else 1.0)
-            for q, station in zip(each[p.price_queue], pool.stations, strict=True)
+            for q, station in zip(each[p.price_queue], stations, strict=True)
         ]
 
     def send(
@@ -185,15 +193,16 @@ class ObviousPlan:
     ) -> None:
         estimator, request = self.beliefs.estimator, entry[2].request
         matched: dict[WorkerId, int] = dict(self.cache.match(request.blocks))
-        pool = estimator.pool(workers, now_ms=now_ms)
+        stations = estimator.stations(workers)
+        table = WorkTable(workers, stations, cache=self.cache, block_size_tokens=self.block_size)
+        pool = estimator.pool(table, now_ms=now_ms)
         depths = [self.depth(request, worker) for worker in workers]
-        works = [
-            station.times.prefill_work_ms(*self.tokens(request, d))
-            for d, station in zip(depths, pool.stations, strict=True)
-        ]
-        weighed = Weighed([matched.get(worker.id, 0) for worker in workers], depths, np.array(works))
-        table = WorkTable(workers, pool.stations, cache=self.cache, block_size_tokens=self.block_size)
-        candidates = estimator.candidates(request, pool, weighed, Price(prices, 0.1, 0.3), table=table, now_ms=now_ms)
+        tokens = [self.tokens(request, depth) for depth in depths]
+        works = [s.times.prefill_work_ms(*t) for t, s in zip(tokens, stations, strict=True)]
+        held, cached = [matched.get(worker.id, 0) for worker in workers], np.array([t[0] for t in tokens])
+        weighed = Weighed(held, depths, cached, np.array(works))
+        price = Price(np.array(prices), 0.1, 0.3)
+        candidates = estimator.candidates(request, pool, weighed, price, table=table, now_ms=now_ms)
         chosen = candidates[place]
         prefix = request.blocks[matched.get(chosen.worker, 0) :]
         self.queue.remove(entry)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
+
+import numpy as np
 
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.routing.decision import Candidate
@@ -18,6 +21,7 @@ from kvrouting_core.routing.ledger import Reservation, Worker
 from kvrouting_core.routing.output_length import OutputLength
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import WorkerBelief
+from kvrouting_core.routing.pool_columns import PoolColumns, Vector
 from kvrouting_core.routing.prior import class_prior
 from kvrouting_core.routing.queue_load import DecayedQueue, DrainedQueue, QueueLoad, Work
 from kvrouting_core.routing.residual import PoolResidual, WorkerResidual, features
@@ -33,20 +37,16 @@ _COMPARED_EVERY_MS = 20.0
 
 
 class PoolState(NamedTuple):
-    """The workers that a request may go to as they are now, in the same order, and the pool's backlog.
+    """The workers of a table as they are now, in its order, and the pool's backlog.
 
     queues_ms: P of each. batches: requests that decode on each, ours and others'. shortest_queue: q, P of the least
     loaded worker in requests of mean size. busy_share: ρ, mean share of time that workers spend in prefill, 0 to .95.
-    own_ms: of queues_ms, what this router sent.
     """
 
-    workers: Sequence[Worker]
-    stations: list[Station]
-    queues_ms: list[float]
-    batches: list[int]
+    queues_ms: Vector
+    batches: Vector
     shortest_queue: float
     busy_share: float
-    own_ms: list[float]
 
 
 class Price(NamedTuple):
@@ -55,17 +55,15 @@ class Price(NamedTuple):
     decode_share: how much of its own decode time counts in the choice.
     """
 
-    per_ms: Sequence[float]
+    per_ms: Vector
     per_ms_and_decode: float
     decode_share: float = 1.0
 
 
-def price_weights(pool: PoolState, parameters: LbgrParameters) -> list[float]:
+def price_weights(columns: PoolColumns, parameters: LbgrParameters) -> Vector:
     """w: what μ is multiplied by on each worker. At the pool's mean speed a slow worker is avoided once, by its own
     prediction, and not twice; and where a prefix is held counts apart from who is fast."""
-    if not parameters.price_at_pool_speed:
-        return [1.0] * len(pool.stations)
-    return [station.relative_speed for station in pool.stations]
+    return columns.relative_speed if parameters.price_at_pool_speed else np.ones_like(columns.relative_speed)
 
 
 class Prediction(NamedTuple):
@@ -93,26 +91,23 @@ class LearnedEstimator:
         self._busy_share = 0.0
         self._compared_ms = -math.inf
         self._compared = True
-        self.comparisons = 0  # rises whenever speeds may have changed
 
-    def pool(self, workers: Sequence[Worker], *, now_ms: float) -> PoolState:
+    def pool(self, table: WorkTable, *, now_ms: float) -> PoolState:
         """How loaded the workers are, whatever the request."""
         self.compare(now_ms=now_ms)
-        stations = [self._stations[worker.id] for worker in workers]
-        queues_ms, own_ms, batches, shortest = [], [], [], math.inf
-        half_mean = self._uncached.value / 2
-        for station in stations:
-            queue_ms, batch = station.queue.load_ms(now_ms, station.speed), station.running
-            own_ms.append(queue_ms)
-            if now_ms < station.others.until_ms:
-                batch += station.others.requests
-                queue_ms += self._others_ms(station, now_ms)
-            in_requests = queue_ms / (station.speed * (station.a + station.b * half_mean))
-            if in_requests < shortest:
-                shortest = in_requests
-            queues_ms.append(queue_ms)
-            batches.append(batch)
-        return PoolState(workers, stations, queues_ms, batches, shortest / (2 * half_mean), self._busy_share, own_ms)
+        columns = table.columns
+        columns.refresh()
+        queues_ms, batches = columns.queues_ms(now_ms), columns.running
+        others = np.flatnonzero(columns.others_until_ms > now_ms).tolist()
+        if others:
+            batches = batches.copy()
+            for place in others:
+                station = table.stations[place]
+                batches[place] += station.others.requests
+                queues_ms[place] += self._others_ms(station, now_ms)
+        mean = self._uncached.value
+        shortest = float((queues_ms / (columns.speed * (columns.a + columns.b * (mean / 2)))).min()) / mean
+        return PoolState(queues_ms, batches, shortest, self._busy_share)
 
     def stations(self, workers: Sequence[Worker]) -> list[Station]:
         """What is held of each worker."""
@@ -122,6 +117,11 @@ class LearnedEstimator:
     def answer_tokens(self) -> float:
         """m̂: mean length of an answer."""
         return self._output.mean_tokens
+
+    @property
+    def busy_share(self) -> float:
+        """ρ: mean share of time that workers spend in prefill, as of the last comparison, 0 to .95."""
+        return self._busy_share
 
     @property
     def mean_uncached_tokens(self) -> float:
@@ -138,36 +138,37 @@ class LearnedEstimator:
         table: WorkTable,
         now_ms: float,
     ) -> list[Candidate]:
-        """Each worker's terms for one request. weighed: by the table, which has the workers of the pool.
-
-        This loop is most of a decision's time, so it writes out what a call would cost more than its work.
-        """
-        prompt, further = request.prompt_tokens, request.further_prompt_tokens
-        held_tokens = table.reusable_tokens(weighed.held_blocks, prompt).astype(int).tolist()
-        cached_tokens = held_tokens
+        """Each worker's terms for one request, in the order of the table, by which it was weighed and the pool seen."""
+        prompt, columns = request.prompt_tokens, table.columns
+        columns.refresh()
+        matched = credited = weighed.cached_tokens
         if weighed.cached_blocks is not weighed.held_blocks:
-            cached_tokens = table.reusable_tokens(weighed.cached_blocks, prompt).astype(int).tolist()
-        each = zip(*pool[:4], price.per_ms, held_tokens, cached_tokens, weighed.work_ms.tolist(), strict=True)
-        steps, use_residual = self.decode_steps(request), self._parameters.residual
-        spared_steps = steps * (1 - price.decode_share)
-        candidates: list[tuple[object, ...]] = []
-        for worker, station, waits_ms, batch, per_ms, known, cached, work_ms in each:
-            new = prompt - cached
-            prefill_ms = station.speed * work_ms
-            service_ms = prefill_ms + steps * station.step_ms
-            queue_ms = waits_ms
-            if station.sequences + request.sequences > station.running_limit:
-                queue_ms = max(waits_ms, station.slot_wait_ms(request.sequences, service_ms - prefill_ms))
-            prediction_ms, residual_ms = service_ms + queue_ms, 0.0
-            if use_residual:
-                residual_ms = station.residual.value_ms(cached, new + further, queue_ms, prediction_ms, now_ms)
-                prediction_ms += residual_ms
-            price_ms = prefill_ms * (per_ms + price.per_ms_and_decode * batch)
-            candidates.append((
-                worker.id, known, cached, new + further, worker.in_flight, service_ms, queue_ms, residual_ms,
-                prediction_ms, price_ms, prediction_ms + price_ms - spared_steps * station.step_ms,
-            ))  # fmt: skip
-        return list(map(Candidate._make, candidates))
+            matched = table.reusable_tokens(weighed.held_blocks, prompt)
+        new = (prompt + request.further_prompt_tokens) - credited
+        steps = self.decode_steps(request)
+        prefill_ms = columns.speed * weighed.work_ms
+        service_ms = prefill_ms + steps * columns.step_ms
+        queue_ms = pool.queues_ms
+        crowded = np.flatnonzero(columns.sequences + request.sequences > columns.running_limit).tolist()
+        if crowded:
+            queue_ms = queue_ms.copy()
+            for place in crowded:
+                decode_ms = float(service_ms[place] - prefill_ms[place])
+                wait_ms = table.stations[place].slot_wait_ms(request.sequences, decode_ms)
+                queue_ms[place] = max(queue_ms[place], wait_ms)
+        prediction_ms = service_ms + queue_ms
+        residual_ms = np.zeros_like(prediction_ms)
+        if self._parameters.residual:
+            terms = zip(table.stations, credited, new, queue_ms, prediction_ms, strict=True)
+            residual_ms += [s.residual.value_ms(int(h), int(u), float(q), float(e), now_ms) for s, h, u, q, e in terms]
+            prediction_ms = prediction_ms + residual_ms
+        price_ms = prefill_ms * (price.per_ms + price.per_ms_and_decode * pool.batches)
+        cost_ms = prediction_ms + price_ms - steps * (1 - price.decode_share) * columns.step_ms
+        in_flight = [worker.in_flight for worker in table.workers]
+        tokens = [vector.astype(int).tolist() for vector in (matched, credited, new)]
+        times = [v.tolist() for v in (service_ms, queue_ms, residual_ms, prediction_ms, price_ms, cost_ms)]
+        # `_make` in a loop takes twice as long.
+        return list(map(tuple.__new__, repeat(Candidate), zip(table.ids, *tokens, in_flight, *times, strict=True)))
 
     def _others_ms(self, station: Station, now_ms: float) -> float:
         return station.others_ms(now_ms) if self._corrected else 0.0
@@ -270,19 +271,17 @@ class LearnedEstimator:
 
     def _compare_pool(self) -> None:
         """Sets each worker's f, its speed relative to the pool's mean, and ρ."""
-        self.comparisons += 1
         stations = self._stations.values()
         if not stations:
             return
         if self._parameters.learned_speed:
             pool = pool_speed(s.measured for s in stations)
             for station in stations:
-                station.speed = speed_factor(station.measured, pool)
-                station.full_until_ms = -math.inf
+                station.set_speed(speed_factor(station.measured, pool))
         rates = [1 / (s.speed * s.a) for s in stations]
         mean = sum(rates) / len(rates)
         for station, rate in zip(stations, rates, strict=True):
-            station.relative_speed = rate / mean
+            station.set_relative_speed(rate / mean)
         self._busy_share = min(_HIGHEST_BUSY_SHARE, sum(s.busy.value for s in stations) / len(rates))
 
     def belief(self, worker: Worker, *, now_ms: float) -> WorkerBelief:

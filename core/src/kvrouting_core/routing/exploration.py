@@ -6,7 +6,7 @@ Its cache is empty and every prefix is held elsewhere: by cost alone it might wa
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.routing.decision import Candidate
@@ -40,7 +40,7 @@ class Exploration:
         if self._served[worker] >= self._requests:
             self._newcomers.discard(worker)
 
-    def propose(self, candidates: Sequence[Candidate], best: Candidate) -> Candidate | None:
+    def propose(self, candidates: Iterable[Candidate], best: Candidate) -> Candidate | None:
         """A newcomer to be tried instead of the best. Not where most of the pool is new, nor beyond the extra cost."""
         if not self._newcomers or 2 * len(self._newcomers) > len(self._served):
             return None

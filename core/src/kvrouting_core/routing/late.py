@@ -161,8 +161,7 @@ class LatePolicy:
 
     def _look_at_queues(self, now_ms: float) -> None:
         workers = self._workers()
-        queues_ms = self._beliefs.estimator.pool(workers, now_ms=now_ms).queues_ms if workers else [0.0]
-        self._shortest_ms = min(queues_ms)
+        self._shortest_ms = self._planner.shortest_queue_ms(workers, now_ms=now_ms) if workers else 0.0
 
     def _overloaded(self, request_id: str, excess_ms: float) -> Refusal:
         retry_after_ms = self._admission.retry_after_ms(excess_ms)

@@ -47,9 +47,9 @@ class Lbgr(LbgrBeliefs):
         """Judges each worker; those past a limit are shown, and not chosen."""
         estimator, table = self.estimator, self._table_of(workers)
         weighed = table.weigh(request)
-        pool = estimator.pool(workers, now_ms=now_ms)
+        pool = estimator.pool(table, now_ms=now_ms)
         mu = self.pricing.factor(pool.shortest_queue, pool.busy_share)
-        price = Price([mu * weight for weight in price_weights(pool, self._parameters)], self._parameters.decode_price)
+        price = Price(mu * price_weights(table.columns, self._parameters), self._parameters.decode_price)
         candidates = estimator.candidates(request, pool, weighed, price, table=table, now_ms=now_ms)
         open_ = self._admission.open(candidates, workers)
         if not open_:

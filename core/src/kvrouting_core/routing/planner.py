@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
 from kvrouting_core.routing.ledger import Worker
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import CacheView
+from kvrouting_core.routing.pool_columns import Vector
 from kvrouting_core.routing.release import Release, Terms
 from kvrouting_core.routing.waiting_line import Queued, WaitingLine
-from kvrouting_core.routing.work_table import NEVER_MS, Vector, WorkTable
+from kvrouting_core.routing.work_table import NEVER_MS, WorkTable
 
 Send = Callable[[Queued, Choice], None]
 
@@ -58,7 +59,6 @@ class Planner:
         self._cache = cache
         self._block_size = block_size_tokens
         self._table: WorkTable | None = None
-        self._comparisons = 0
         self.assigned = 0  # requests that were assigned so far, each as often as it was: what planning costs
 
     def table(self, workers: Sequence[Worker]) -> WorkTable:
@@ -66,19 +66,23 @@ class Planner:
         if self._table is None or self._table.workers is not workers:
             stations = self.beliefs.estimator.stations(workers)
             self._table = WorkTable(workers, stations, cache=self._cache, block_size_tokens=self._block_size)
-        elif self._comparisons != self.beliefs.estimator.comparisons:
-            self._table.learn()
-        self._comparisons = self.beliefs.estimator.comparisons
         return self._table
+
+    def shortest_queue_ms(self, workers: Sequence[Worker], *, now_ms: float) -> float:
+        """P of the least loaded worker."""
+        return float(self.beliefs.estimator.pool(self.table(workers), now_ms=now_ms).queues_ms.min())
 
     def weigh(self, item: Queued, line: WaitingLine, workers: Sequence[Worker], *, now_ms: float) -> None:
         """Matches a request that has just arrived."""
         self.beliefs.estimator.compare(now_ms=now_ms)
-        _weigh(item, line, self.table(workers), now_ms=now_ms)
+        table = self.table(workers)
+        table.columns.refresh()
+        _weigh(item, line, table, now_ms=now_ms)
 
     def weigh_outdated(self, line: WaitingLine, workers: Sequence[Worker], *, now_ms: float) -> None:
         """Matches those again for whom who may hold their prefix has changed."""
         table = self.table(workers)
+        table.columns.refresh()
         for item in line.outdated():
             _weigh(item, line, table, now_ms=now_ms)
 
@@ -92,11 +96,9 @@ class Planner:
         terms = Terms(estimator.answer_tokens, estimator.mean_uncached_tokens, crowding)
         table = self.table(workers)
         rooms = self.release.rooms(workers, table.stations, terms, now_ms=now_ms)
-        if not any(rooms):
-            return
-        awaited = [room and now_ms >= s.unwanted_until_ms for room, s in zip(rooms, table.stations, strict=True)]
-        if any(awaited):
-            pool = estimator.pool(workers, now_ms=now_ms)
+        awaited = [place for place in rooms if now_ms >= table.stations[place].unwanted_until_ms]
+        if awaited:
+            pool = estimator.pool(table, now_ms=now_ms)
             _Plan(self, line, pool, rooms, awaited, terms, table, now_ms=now_ms).run(send)
 
 
@@ -106,21 +108,22 @@ def _weigh(item: Queued, line: WaitingLine, table: WorkTable, *, now_ms: float) 
     item.weighed = weighed = table.weigh(item.waiting.request)
     deepest = max(weighed.cached_blocks)
     line.set_deepest(item, item.blocks[deepest - 1] if deepest else None)
-    least_ms = float((weighed.work_ms * table.speeds).min())
-    if least_ms < NEVER_MS * table.speeds.min():  # else all that it may go to are paused
+    speed = table.columns.speed
+    least_ms = float((weighed.work_ms * speed).min())
+    if least_ms < NEVER_MS * speed.min():  # else all that it may go to are paused
         line.set_least(item, least_ms)
 
 
 class _Plan:
-    """One pass over the line. rooms: who has room. awaited: who has room that a pass is worth while for."""
+    """One pass over the line. rooms: places of who has room. awaited: of those that a pass is worth while for."""
 
     def __init__(
         self,
         planner: Planner,
         line: WaitingLine,
         pool: PoolState,
-        rooms: list[bool],
-        awaited: list[bool],
+        rooms: list[int],
+        awaited: list[int],
         terms: Terms,
         table: WorkTable,
         *,
@@ -133,34 +136,33 @@ class _Plan:
         self._awaited = awaited
         self._table = table
         self._now_ms = now_ms
-        parameters, stations = planner.parameters, pool.stations
+        parameters, columns = planner.parameters, table.columns
         self._terms = terms
-        self._speed = table.speeds
-        self._queue: Vector = np.array(pool.queues_ms)
-        self._decode: Vector = parameters.decode_share * np.array([station.step_ms for station in stations])
+        self._speed = columns.speed
+        self._queue: Vector = pool.queues_ms.copy()
+        self._step: Vector = parameters.decode_share * columns.step_ms
+        self._steps, self._decode = 0.0, np.zeros_like(self._step)
         # What a ms of prefill at the class prior's speed costs: itself and the decodes it stops; and at price 1.
-        self._own_cost = self._speed * (1 + parameters.decode_price * np.array(pool.batches))
-        self._weights: Vector = np.array(price_weights(pool, parameters))
-        self._price_cost = self._speed * self._weights
-        new = terms.uncached_tokens
-        self._mean_work: Vector = np.array([station.mean_work_ms(new) for station in stations])
+        self._own_cost: Vector = columns.speed * (1 + parameters.decode_price * pool.batches)
+        self._weights = price_weights(columns, parameters)
+        self._price_cost: Vector = columns.speed * self._weights
+        self._mean_work = columns.prefill_ms(terms.uncached_tokens)
         self._lengths: Vector = self._queue / self._mean_work
         self._shortest = int(self._lengths.argmin())
         self._behind = len(line)
-        self._cost: Vector = np.empty(len(stations))
-        self._coefficients: Vector = np.empty(len(stations))
+        self._cost: Vector = np.empty_like(self._queue)
+        self._coefficients: Vector = np.empty_like(self._queue)
 
     def run(self, send: Send) -> None:
         """Assigns until no worker has room, but for those that nobody wanted a moment ago."""
         planned = self._assign(send)
         self._planner.assigned += planned
         if planned > _LONG_PLAN:
-            for room, station in zip(self._awaited, self._pool.stations, strict=True):
-                if room:
-                    station.unwanted_until_ms = self._now_ms + planned / _PLANNED_PER_MS
+            for place in self._awaited:
+                self._table.stations[place].unwanted_until_ms = self._now_ms + planned / _PLANNED_PER_MS
 
     def _assign(self, send: Send) -> int:
-        planned, limit = 0, _PLANNED_PER_WORKER * len(self._rooms)
+        planned, limit = 0, _PLANNED_PER_WORKER * len(self._queue)
         for item in self._line.all():
             if planned == limit:
                 break
@@ -168,15 +170,15 @@ class _Plan:
             if self._now_ms - item.weighed_ms > self._planner.match_lasts_ms:
                 _weigh(item, self._line, self._table, now_ms=self._now_ms)
             place = self._cheapest(item)
-            if self._rooms[place] and item.weighed_ms < self._now_ms:
+            if place in self._rooms and item.weighed_ms < self._now_ms:
                 _weigh(item, self._line, self._table, now_ms=self._now_ms)
                 place = self._cheapest(item)
             if item.weighed.work_ms[place] >= NEVER_MS:
                 continue  # all that it may go to are paused: it must not keep others out of the plan
             planned += 1
-            if self._rooms[place]:
+            if place in self._rooms:
                 place = self._send(item, place, send)
-                if not any(self._awaited):
+                if not self._awaited:
                     break
             self._add(place, item)
         return planned
@@ -185,7 +187,7 @@ class _Plan:
         """μ, of each worker where they differ. A ms of this request delays those after it in the line and those who
         arrive until the backlog is gone, so q counts what waits here as well as what the least loaded worker has, of
         whom the plan knows more than an arrival does."""
-        behind = self._behind / len(self._rooms)
+        behind = self._behind / len(self._queue)
         pricing, sharing = self._planner.beliefs.pricing, self._line.sharing(item)
         busy = self._pool.busy_share
         match self._planner.parameters.price_queue:
@@ -205,14 +207,19 @@ class _Plan:
         np.multiply(item.weighed.work_ms, coefficients, out=cost)
         cost += self._queue
         steps = self._planner.beliefs.estimator.decode_steps(item.waiting.request)
-        if steps:
-            cost += steps * self._decode
+        if steps != self._steps:
+            self._steps, self._decode = steps, steps * self._step
+        cost += self._decode
         place = int(cost.argmin())
-        if self._rooms[place]:
+        if place in self._rooms:
             return place
         # As good is as good now: nobody waits for a worker beside one that has room and costs the same.
-        tied = (int(p) for p in np.flatnonzero(cost <= cost[place] + _TIE_MS) if self._rooms[p])
-        return next(tied, place)
+        return next(self._tied(place), place)
+
+    def _tied(self, place: int) -> Iterator[int]:
+        """Workers with room that cost no more."""
+        highest = self._cost[place] + _TIE_MS
+        return (with_room for with_room in self._rooms if self._cost[with_room] <= highest)
 
     def _add(self, place: int, item: Queued) -> None:
         """The request's work is in the worker's queue from now on."""
@@ -224,21 +231,17 @@ class _Plan:
     def _send(self, item: Queued, place: int, send: Send) -> int:
         """Sends the request to one of the cheapest workers with room. Returns: its place."""
         planner, pool, request = self._planner, self._pool, item.waiting.request
-        tied = [int(p) for p in np.flatnonzero(self._cost <= self._cost[place] + _TIE_MS) if self._rooms[p]]
+        tied = list(self._tied(place))
         if len(tied) > 1:
             place = tied[planner.rng.randrange(len(tied))]
-        per_ms = (self._price(item) * self._weights).tolist()
+        per_ms = self._price(item) * self._weights
         price = Price(per_ms, planner.parameters.decode_price, planner.parameters.decode_share)
-        virtual = pool._replace(queues_ms=self._queue.tolist())
+        virtual = pool._replace(queues_ms=self._queue)
         candidates = planner.beliefs.estimator.candidates(
             request, virtual, item.weighed, price, table=self._table, now_ms=self._now_ms
         )
         chosen, reason = candidates[place], Reason.LOWEST_COST
-        with_room = [
-            c
-            for c, w, room in zip(candidates, pool.workers, self._rooms, strict=True)
-            if room and w.id not in request.excluded
-        ]
+        with_room = (candidates[p] for p in self._rooms if candidates[p].worker not in request.excluded)
         newcomer = planner.beliefs.exploration.propose(with_room, chosen)
         if newcomer is not None:
             place, chosen, reason = candidates.index(newcomer), newcomer, Reason.EXPLORATION
@@ -253,6 +256,8 @@ class _Plan:
 
     def _look_again(self, place: int) -> None:
         """Whether the worker still has room, after one more request."""
-        self._rooms[place] = self._awaited[place] = self._planner.release.has_room(
-            self._pool.workers[place], self._pool.stations[place], self._terms, now_ms=self._now_ms
-        )
+        table, has_room = self._table, self._planner.release.has_room
+        if not has_room(table.workers[place], table.stations[place], self._terms, now_ms=self._now_ms):
+            self._rooms.remove(place)
+            if place in self._awaited:
+                self._awaited.remove(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +25,17 @@ class Work:
     sequences: int
 
 
+class Drain(NamedTuple):
+    """P = f·total − min(now − since, f·oldest), at least 0, until something happens. f: the worker's speed factor."""
+
+    total_ms: float
+    oldest_ms: float
+    since_ms: float
+
+
+NO_DRAIN = Drain(0.0, 0.0, -math.inf)
+
+
 class QueueLoad(Protocol):
     """The queue of one worker, own requests only. A request that is not in it any more may be ended again."""
 
@@ -42,6 +53,9 @@ class QueueLoad(Protocol):
 
     def below_ms(self, limit_ms: float, speed: float) -> float:
         """P stays at limit_ms or above until then, unless something happens: ±infinity for always or unknown."""
+
+    def drain(self) -> Drain | None:
+        """The numbers that P follows from; None if it is not of that form."""
 
 
 class DecayedQueue:
@@ -87,6 +101,10 @@ class DecayedQueue:
     def below_ms(self, limit_ms: float, speed: float) -> float:  # noqa: ARG002 - see `QueueLoad`
         """Not worked out."""
         return -math.inf
+
+    def drain(self) -> Drain | None:
+        """None: it decays."""
+        return None
 
     def _advance(self, now_ms: float) -> None:
         self._load_ms *= self._left(now_ms - self._as_of_ms)
@@ -141,6 +159,10 @@ class DrainedQueue:
         if (self._total_ms - self._oldest()) * speed >= limit_ms:
             return math.inf
         return self._since_ms + self._total_ms * speed - limit_ms
+
+    def drain(self) -> Drain | None:
+        """As the class says."""
+        return Drain(self._total_ms, self._oldest(), self._since_ms) if self._work else NO_DRAIN
 
     def _take(self, request_id: str) -> bool:
         work = self._work.pop(request_id, None)

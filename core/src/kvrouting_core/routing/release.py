@@ -42,14 +42,11 @@ class Release:
 
     def rooms(
         self, workers: Sequence[Worker], stations: Sequence[Station], terms: Terms, *, now_ms: float
-    ) -> list[bool]:
-        """Of each worker, whether it has room. stations: of the workers, in the same order."""
-        has_room = self.has_room
+    ) -> list[int]:
+        """Places of the workers that have room. stations: of the workers, in the same order."""
         # Most workers of a busy pool are full, and known to be so for a while: they cost one comparison.
-        return [
-            now_ms > station.full_until_ms and has_room(worker, station, terms, now_ms=now_ms)
-            for worker, station in zip(workers, stations, strict=True)
-        ]
+        places = [place for place, station in enumerate(stations) if now_ms > station.full_until_ms]
+        return [place for place in places if self.has_room(workers[place], stations[place], terms, now_ms=now_ms)]
 
     def has_room(self, worker: Worker, station: Station, terms: Terms, *, now_ms: float) -> bool:
         """Whether one more request may be sent to the worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from kvrouting_core.routing.engine_reports import (
     BusyShare,
@@ -12,7 +13,7 @@ from kvrouting_core.routing.engine_reports import (
     RecentPeak,
 )
 from kvrouting_core.routing.events import LoadReport, SchedulerOptions
-from kvrouting_core.routing.queue_load import QueueLoad, Work, surely_prefilled
+from kvrouting_core.routing.queue_load import NO_DRAIN, QueueLoad, Work, surely_prefilled
 from kvrouting_core.routing.residual import WorkerResidual
 from kvrouting_core.service_time import StepTimes
 
@@ -21,11 +22,33 @@ _ON_THE_WAY_MS = 100.0
 _COST_GAIN = 0.1
 
 
+class StationState(NamedTuple):
+    """The numbers of a station that change only when something happens there.
+
+    a, b: ms per new token and per pair of tokens, of the prior. total_ms, oldest_ms, since_ms: as in `Drain`, 0 with
+    another kind of queue. The rest is described at `Station`.
+    """
+
+    a: float
+    b: float
+    speed: float
+    relative_speed: float
+    step_ms: float
+    running: int
+    sequences: int
+    running_limit: int
+    others_until_ms: float
+    total_ms: float
+    oldest_ms: float
+    since_ms: float
+
+
 class Station:
     """One worker as the estimator sees it. A restart or a return makes a new one.
 
     full_until_ms: it has no room until then, as whoever releases requests found; void when anything happens there.
     unwanted_until_ms: it has room and nothing that waits is to go there, as a plan found; looked at again then.
+    version: rises whenever its state may have changed.
     """
 
     __slots__ = (
@@ -33,7 +56,7 @@ class Station:
         "_prior_ms_per_token", "_running", "_unstarted", "_unstarted_tokens", "a", "b", "busy", "chunk_tokens",
         "full_until_ms", "measured", "observations", "others", "queue", "relative_speed", "residual", "running",
         "running_limit", "scheduler", "sequences", "speed", "step_ms", "times",
-        "unwanted_until_ms",
+        "unwanted_until_ms", "version",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +72,7 @@ class Station:
         self.running = 0  # own, past their prefill
         self.observations = 0
         self.unwanted_until_ms = -math.inf
+        self.version = 0
         self._counters = EngineCounters()
         self.others = OthersLoad()
         self._over_at_ms = math.inf
@@ -67,17 +91,42 @@ class Station:
         self.a = times.prefill_ms_per_token
         self.b = times.attention_ms_per_token_pair
         self.scheduler = scheduler
-        self.full_until_ms = -math.inf
         self.chunk_tokens = scheduler.chunked_prefill_tokens
         self.running_limit = scheduler.max_running_requests
         self._prior_ms_per_token = times.prefill_ms_per_token
         self._set_step()
+        self.changed()
+
+    def changed(self) -> None:
+        """What was worked out from its state is void."""
+        self.full_until_ms = -math.inf
+        self.version += 1
+
+    def state(self) -> StationState:
+        """As it is now."""
+        total_ms, oldest_ms, since_ms = self.queue.drain() or NO_DRAIN
+        return StationState(
+            self.a, self.b, self.speed, self.relative_speed, self.step_ms, self.running, self.sequences,
+            self.running_limit, self.others.until_ms, total_ms, oldest_ms, since_ms,
+        )  # fmt: skip
+
+    def set_speed(self, speed: float) -> None:
+        """It is believed to take so many times what the prior says."""
+        if speed != self.speed:
+            self.speed = speed
+            self.changed()
+
+    def set_relative_speed(self, relative_speed: float) -> None:
+        """It is believed to be so many times as fast as the pool's mean."""
+        if relative_speed != self.relative_speed:
+            self.relative_speed = relative_speed
+            self.changed()
 
     def add(self, work: Work) -> None:
         """A request was dispatched."""
         self._unstarted[work.request_id] = work
         self._unstarted_tokens += work.uncached_tokens
-        self.full_until_ms = -math.inf
+        self.changed()
         self.queue.add(work)
         self.sequences += work.sequences
         if work.uncached_tokens:
@@ -90,7 +139,7 @@ class Station:
         work = self._unstarted.pop(request_id, None)
         if work is None:
             return
-        self.full_until_ms = -math.inf
+        self.changed()
         self._unstarted_tokens -= work.uncached_tokens
         self.queue.prefilled(request_id, now_ms=now_ms)
         self._running[request_id] = work
@@ -101,7 +150,7 @@ class Station:
 
     def remove(self, request_id: str, *, now_ms: float) -> None:
         """A request ended."""
-        self.full_until_ms = -math.inf
+        self.changed()
         work = self._unstarted.pop(request_id, None)
         if work is not None:
             self._unstarted_tokens -= work.uncached_tokens
@@ -135,6 +184,7 @@ class Station:
             own_requests=self._own_requests.since(report.reported_ms),
             own_tokens=self._own_tokens.since(report.reported_ms),
         )
+        self.version += 1
         passed = self._counters.advance(report)
         if passed is not None:
             passed_ms, busy_ms, tokens = passed

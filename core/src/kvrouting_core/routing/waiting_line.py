@@ -14,7 +14,7 @@ from kvrouting_core.routing.ledger import Waiting
 from kvrouting_core.routing.work_table import Weighed
 
 _ORDER = attrgetter("order")
-_NOT_WEIGHED = Weighed([], [], np.empty(0))
+_NOT_WEIGHED = Weighed([], [], np.empty(0), np.empty(0))
 
 
 class Queued:

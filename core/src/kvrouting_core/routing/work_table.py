@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from kvrouting_core.identity import WorkerId
 from kvrouting_core.routing.events import RoutingRequest
 from kvrouting_core.routing.ledger import Worker
 from kvrouting_core.routing.policy import CacheView
+from kvrouting_core.routing.pool_columns import PoolColumns, Vector
 from kvrouting_core.routing.station import Station
-
-Vector = npt.NDArray[np.float64]
 
 # Instead of infinity, which times a price of zero is no number.
 NEVER_MS = 1e15
@@ -24,18 +22,20 @@ class Weighed(NamedTuple):
     """One request on each worker of a table, in its order.
 
     held_blocks: leading blocks that the index reports. cached_blocks: the same with what is being prefilled there.
-    work_ms: prefill at the speed of the class prior, shape (workers,); NEVER_MS where the request may not go.
+    cached_tokens: what the engine can take over of cached_blocks. work_ms: prefill at the speed of the class prior,
+    NEVER_MS where the request may not go. Both vectors have the shape (workers,).
     """
 
     held_blocks: list[int]
     cached_blocks: list[int]
+    cached_tokens: Vector
     work_ms: Vector
 
 
 class WorkTable:
     """The workers of one moment, in order. Made anew when one joins, pauses or goes.
 
-    speeds: f of each, as of the last `learn`.
+    columns: what is believed of each, as of the last refresh.
     """
 
     def __init__(
@@ -46,30 +46,35 @@ class WorkTable:
         self._cache = cache
         self._block_size = block_size_tokens
         self._place = {worker.id: place for place, worker in enumerate(workers)}
-        self._ids = [worker.id for worker in workers]
+        self.columns = PoolColumns(stations)
+        self.ids: Sequence[WorkerId] = [worker.id for worker in workers]
         self._counts = [worker.credit.counts for worker in workers]
-        self._a: Vector = np.array([station.a for station in stations])
-        self._b: Vector = np.array([station.b for station in stations])
         pages = np.array([worker.profile.page_size_tokens for worker in workers])
         self._pages = pages if (pages > 1).any() else None
-        self.learn()
-
-    def learn(self) -> None:
-        """Takes the speeds that are believed now."""
-        self.speeds: Vector = np.array([station.speed for station in self.stations])
 
     def weigh(self, request: RoutingRequest) -> Weighed:
         """Matches the request and works out what it costs."""
         blocks, length = request.blocks, len(request.blocks)
-        matched = self._cache.match(blocks) if length else {}
-        held = list(map(matched.get, self._ids, repeat(0)))
+        held = [0] * len(self.ids)
+        if length:
+            place_of = self._place.get
+            for worker, depth in self._cache.match(blocks).items():
+                place = place_of(worker)
+                if place is not None:
+                    held[place] = depth
         cached = held
-        for place, (depth, counts) in enumerate(zip(held, self._counts, strict=True)):
-            if depth < length and blocks[depth] in counts:
-                if cached is held:
-                    cached = held.copy()
-                cached[place] = self.workers[place].credit.depth(blocks, depth)
-        return Weighed(held, cached, self._work_ms(request, cached))
+        # One block more than the index reports is the exception.
+        ahead = [
+            p
+            for p, (d, counts) in enumerate(zip(held, self._counts, strict=True))
+            if d < length and blocks[d] in counts
+        ]
+        if ahead:
+            cached = held.copy()
+            for place in ahead:
+                cached[place] = self.workers[place].credit.depth(blocks, held[place])
+        cached_tokens = self.reusable_tokens(cached, request.prompt_tokens)
+        return Weighed(held, cached, cached_tokens, self._work_ms(request, cached_tokens))
 
     def reusable_tokens(self, blocks: Sequence[int], prompt_tokens: int) -> Vector:
         """As `Worker.reusable_tokens`. blocks: leading ones on each worker."""
@@ -80,14 +85,17 @@ class WorkTable:
             tokens -= tokens % self._pages
         return tokens
 
-    def _work_ms(self, request: RoutingRequest, cached_blocks: Sequence[int]) -> Vector:
+    def _work_ms(self, request: RoutingRequest, cached: Vector) -> Vector:
         """`a·u + b·u·(h + u/2)`, further prompts as whole ones."""
-        prompt = request.prompt_tokens
-        cached = self.reusable_tokens(cached_blocks, prompt)
+        prompt, columns = request.prompt_tokens, self.columns
         new = prompt - cached
-        work: Vector = new * (self._a + self._b * (cached + new / 2))
+        work: Vector = new / 2
+        work += cached
+        work *= columns.b
+        work += columns.a
+        work *= new
         if request.further_prompt_tokens:
-            work += request.further_prompt_tokens * (self._a + self._b * (prompt / 2))
+            work += request.further_prompt_tokens * (columns.a + columns.b * (prompt / 2))
         for worker in request.excluded:
             place = self._place.get(worker)
             if place is not None:
