@@ -180,8 +180,8 @@ def test_agreement_is_relative_to_what_was_expected() -> None:
 
 
 def test_three_runs_and_two_agreements_fit_into_a_terminal_of_80_characters() -> None:
-    console = Console(width=80, force_terminal=False)
-    names = ("cache_aware + lru", "lbgr + rlt", "cache_aware 0.4 + lru (virtual)")
+    console, wide = (Console(width=width, force_terminal=False) for width in (80, 300))
+    names = ("cache_aware + lru", "lbgr + rlt-adaptive", "cache_aware 0.4 + lru (virtual)")
     # Latencies of five digits and a run in which requests were cut and sent again: the widest there is.
     slow = [
         replace(r, end_ms=r.end_ms + 20_000, output_tokens=100, resubmissions=1)
@@ -206,6 +206,9 @@ def test_three_runs_and_two_agreements_fit_into_a_terminal_of_80_characters() ->
         for label, line in zip(labels, lines[first:], strict=False):
             assert label in line
         assert "…" not in captured.get()
+        with wide.capture() as whole:
+            wide.print(table)
+        assert captured.get().split() == whole.get().split(), "nothing is cut off at the edge"
 
 
 def test_the_terminal_shows_runs_ratios_and_troubles() -> None:

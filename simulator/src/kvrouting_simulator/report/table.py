@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 
 import click
@@ -12,6 +14,8 @@ from kvrouting_simulator.report.document import Report
 from kvrouting_simulator.report.rows import Difference, comparison_rows, differences
 
 _SHORT_UNITS = {"requests/s": "req/s"}
+_BREAK = re.compile(r"\s+|(?<=-)")
+_SHORT_HEADING = 10  # characters; shorter ones stay on one line
 
 
 def comparison_table(report: Report) -> Table:
@@ -42,8 +46,10 @@ def _table(title: str, *, caption: str | None) -> Table:
 
 
 def _add_run_column(table: Table, name: str, values: Sequence[str]) -> None:
-    """Its heading may wrap where the terminal is narrow, its values never."""
-    table.add_column(name, justify="right", min_width=max(map(len, (*name.split(), *values))))
+    """Hardly wider than its values: its heading wraps at blanks and hyphens, values never."""
+    width = max(map(len, (*_BREAK.split(name), *values)))
+    heading = "\n".join(textwrap.wrap(name, max(width, _SHORT_HEADING), break_long_words=False))
+    table.add_column(heading, justify="right", min_width=width)
 
 
 def agreement_table(report: Report) -> Table | None:
