@@ -138,6 +138,29 @@ async def test_streams_follow_the_names() -> None:
             assert [sight.router for sight in sidecar.streams.sights()] == [f"127.0.0.1:{second.port}"]
 
 
+async def test_a_lost_router_is_looked_for_at_once_and_not_at_the_next_look_up() -> None:
+    async with FakeEngine() as engine, FakeRouter() as first, FakeRouter() as second:
+        names = NameServer([first, second])
+        names.addresses[names.names[1]] = frozenset()
+        async with running_sidecar(engine, name_server=names, look_up_every_s=3600.0):
+            engine.ranks[0].store(_prompt(1))
+            await in_step(engine, first)
+            names.addresses[names.names[1]] = frozenset({"127.0.0.1"})
+            names.addresses[names.names[0]] = frozenset()
+            await first.stop()
+            await in_step(engine, second)
+
+
+async def test_a_router_is_looked_for_until_there_is_one() -> None:
+    async with FakeEngine() as engine, FakeRouter() as router:
+        names = NameServer([router])
+        names.addresses[names.names[0]] = frozenset()
+        async with running_sidecar(engine, name_server=names, look_up_every_s=3600.0):
+            await asyncio.sleep(0.2)
+            names.addresses[names.names[0]] = frozenset({"127.0.0.1"})
+            await in_step(engine, router)
+
+
 async def test_two_names_of_one_router_are_one_stream() -> None:
     async with FakeEngine() as engine, FakeRouter() as router:
         names = NameServer([router, router])

@@ -61,7 +61,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--queue-mib", default=256, help="Memory for events that were received and not yet read, per rank.")
 @click.option("--verify-interval", default=2.0, help="Seconds between two comparisons with the engine's own digest.")
 @click.option("--flush-interval-ms", default=10.0, help="Milliseconds between two flushes of changes to a router.")
-@click.option("--lookup-interval", default=5.0, help="Seconds between two look-ups of the routers' names.")
+@click.option(
+    "--lookup-interval",
+    default=5.0,
+    help="Seconds between two look-ups of the routers' names; at most 1 while one is lost.",
+)
 @click.option("--drain-timeout", default=300.0, help="Seconds that a drain waits for requests under way.")
 @click.option("--drain-header", default="x-kvrouting-drain-token", help="Header that holds the drain token.")
 @click.option("--drain-token-file", type=_FILE, help="File with the token that a drain must show.")

@@ -13,6 +13,9 @@ from kvrouting_sidecar.router_names import ResolutionError, Resolver, RouterAddr
 
 _log = logging.getLogger(__name__)
 
+# A router that is not there may have been replaced by one at another address, which is cold until it is found.
+_LOOK_UP_WHILE_LOST_S = 1.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSight:
@@ -90,7 +93,18 @@ class RouterStreams:
                 for name in self._names:
                     await self._look_up(name)
                 self._follow(tasks)
-                await asyncio.sleep(self._look_up_every_s)
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next look-up: sooner while there is no router, or one of them has no stream."""
+        left_s = self._look_up_every_s
+        while left_s > 0:
+            step_s = min(left_s, _LOOK_UP_WHILE_LOST_S)
+            await asyncio.sleep(step_s)
+            left_s -= step_s
+            sights = self.sights()
+            if not sights or not all(sight.connected for sight in sights):
+                return
 
     def sights(self) -> list[StreamSight]:
         """All streams."""

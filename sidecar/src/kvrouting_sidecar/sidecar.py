@@ -211,7 +211,8 @@ class Sidecar:
                 rank=rank,
                 address=address,
                 credentials=self.settings.credentials,
-                backoff=self._backoff(),
+                # A router at its old address again is cold until the next attempt, so that must not be far.
+                backoff=Backoff(self._rng, limit_s=1.0),
                 clock_s=self._clock_s,
                 times=self.settings.stream_times,
                 standing_changed=self._standing_changed.set,
