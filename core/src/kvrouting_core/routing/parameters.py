@@ -38,7 +38,7 @@ class LbgrParameters:
         pool's backlog; a number: constant; 0 is the paper.
     price_floor: least μ of "backlog": capacity is not free even in an idle pool, because a second copy of a prefix
         displaces another prefix from a cache, and a burst of siblings would spread over all workers: n of them, of L
-        tokens of which each has l of its own, stay on two while the floor is above n·l/2L.
+        tokens of which each has l of its own, stay on two while the floor is above about n·l/2L.
     price_queue: q of "backlog" in late binding: of the "least" loaded worker, because idle capacity is free; the
         "mean" of all, which gathers shared prefixes on too few; or each worker's "own", which scatters them.
     price_at_pool_speed: μ is applied to the work at the pool's mean speed; off: to the time on the worker itself.
