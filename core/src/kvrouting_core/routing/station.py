@@ -25,8 +25,8 @@ _COST_GAIN = 0.1
 class StationState(NamedTuple):
     """The numbers of a station that change only when something happens there.
 
-    a, b: ms per new token and per pair of tokens, of the prior. total_ms, oldest_ms, since_ms: as in `Drain`, 0 with
-    another kind of queue. The rest is described at `Station`.
+    a, b: ms per new token and per pair of tokens, of the prior. total_ms, oldest_ms, since_ms: as in `Drain`, those of
+    `NO_DRAIN` with another kind of queue. others_until_ms: others' load counts before then. The rest: see `Station`.
     """
 
     a: float
