@@ -242,10 +242,10 @@ def measure_line(requests: int) -> None:
         "late, one idle": ("late", hot_index(workers, random.Random(7))),
     }
     for name, (binding, (index, prompts)) in cases.items():
-        line = Line(build("lbgr", index, workers, {"binding": binding}), prompts, random.Random(8))
-        line.run(workers, requests, WAITING + 2 * WHOLE_WORKERS)
-        spent[name] = line.spent_s / requests * 1e6
-        waiting = statistics.mean(line.waiting)
+        pending = Line(build("lbgr", index, workers, {"binding": binding}), prompts, random.Random(8))
+        pending.run(workers, requests, WAITING + 2 * WHOLE_WORKERS)
+        spent[name] = pending.spent_s / requests * 1e6
+        waiting = statistics.mean(pending.waiting)
         ratio = spent[name] / spent["immediate"]
         print(f"{WHOLE_WORKERS:>7}  lbgr, {name:<14} {spent[name]:>8.0f} {waiting:>8.0f} {ratio:>15.2f}")
 

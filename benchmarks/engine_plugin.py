@@ -176,8 +176,8 @@ def main() -> None:
     serve(document, range(131_072))
     holds.append(("one document of 131,072 tokens", *holds_ms(document)))
     for what, most, longest, whole in holds:
-        stretches = f"99 of 100 stretches at most {most:.2f} ms, the longest {longest:.2f}"
-        print(f"snapshot of {what}: {whole:.0f} ms of CPU time; {stretches}")
+        intervals = f"99 of 100 stretches at most {most:.2f} ms, the longest {longest:.2f}"
+        print(f"snapshot of {what}: {whole:.0f} ms of CPU time; {intervals}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrouting_core.eviction import EvictionPolicy, LeafLRU, RandomizedLeafTokens, make_policy
-from kvrouting_core.eviction.base import Uncover
+from kvrouting_core.eviction.base import ExposeParent
 from kvrouting_core.eviction.rlt import MarkedRecord
 from kvrouting_core.eviction.whole_leaves import HistoryRecord
 from kvrouting_core.radix_cache import CacheNode, RadixCache
@@ -51,7 +51,7 @@ class WalkingRLT(RandomizedLeafTokens):
         self.anchor = owner
         return super().record(owner, pages)
 
-    def choose(self, pages: int, uncover: Uncover) -> list[tuple[MarkedRecord, int]]:
+    def choose(self, pages: int, expose_parent: ExposeParent) -> list[tuple[MarkedRecord, int]]:
         taken: dict[MarkedRecord, int] = {}
         leaves = [node.record for node in _leaves(self.anchor)]
         unmarked = [record for record in leaves if record.mark != self.phase]
@@ -66,7 +66,7 @@ class WalkingRLT(RandomizedLeafTokens):
                 unmarked[place] = unmarked[-1]
                 unmarked.pop()
                 self.pinned(record)
-                parent = uncover(record)
+                parent = expose_parent(record)
                 if parent is not None:
                     self.evictable(parent)
                     unmarked.append(parent)
@@ -82,7 +82,7 @@ class RebuildingLRU(LeafLRU):
         self.anchor = owner
         return super().record(owner, pages)
 
-    def choose(self, pages: int, uncover: Uncover) -> list[tuple[HistoryRecord, int]]:
+    def choose(self, pages: int, expose_parent: ExposeParent) -> list[tuple[HistoryRecord, int]]:
         ties = itertools.count()
         heap = [(self.priority(node.record), next(ties), node.record) for node in _leaves(self.anchor)]
         heapq.heapify(heap)
@@ -92,7 +92,7 @@ class RebuildingLRU(LeafLRU):
             self.pinned(record)
             victims.append((record, record.pages))
             pages -= record.pages
-            parent = uncover(record)
+            parent = expose_parent(record)
             if parent is not None:
                 self.evictable(parent)
                 heapq.heappush(heap, (self.priority(parent), next(ties), parent))

@@ -21,7 +21,7 @@ import msgspec
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.deltas import Delta
 from kvrouting_sidecar.grpc_messages import view_change
-from kvrouting_sidecar.mirror_terms import Speaker
+from kvrouting_sidecar.mirror_terms import EventSource
 from kvrouting_sidecar.rank_mirror import RankMirror
 from kvrouting_sidecar.session import Session
 from kvrouting_sidecar.wire_events import EventBatch, decode_batch
@@ -141,7 +141,7 @@ def ingest(workload: Workload) -> int:
     mirror = RankMirror(
         ChainHasher(b"k" * 32, _BLOCK_SIZE), model="m", capacity_tokens=0, page_size_tokens=1, listener=receiver
     )
-    mirror.identified(Speaker(epoch=None, fingerprint="1"), fallback_epoch="1")
+    mirror.identified(EventSource(epoch=None, fingerprint="1"), fallback_epoch="1")
     mirror.replay_ended(batches=0, failure=None)
     receiver.session = Session(mirror, window_messages=64)
     for sequence, payload in enumerate(workload.payloads):
@@ -149,7 +149,7 @@ def ingest(workload: Workload) -> int:
         if sequence % _BATCHES_PER_FLUSH == 0:
             receiver.flush()
     receiver.flush()
-    if mirror.counts.doubts:
+    if mirror.counts.desyncs:
         raise RuntimeError("the workload is not a sound event stream")
     return receiver.sent_bytes
 

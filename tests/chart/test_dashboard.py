@@ -69,11 +69,11 @@ async def _sidecar_page() -> str:
             "ghost_loaded_tokens": 1,
         }  # fmt: skip
 
-        def heard() -> bool:
+        def last_seen() -> bool:
             engine.ranks[0].report_load()
             return sidecar.ranks[0].vitals().load is not None
 
-        await eventually(heard)
+        await eventually(last_seen)
         await eventually(lambda: "phi_tokens" in generate_latest(build_registry(sidecar)).decode())
         async with client.get(f"http://127.0.0.1:{port}/metrics") as answer:
             return await answer.text()

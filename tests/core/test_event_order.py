@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvrouting_core.event_order import BatchOrder, SyncOrder, Verdict
+from kvrouting_core.event_order import BatchOrder, FencingDecision, SyncOrder
 from kvrouting_core.identity import WorkerId, WorkerIdentity
 
 A = WorkerId("pod-a/0")
@@ -21,77 +21,77 @@ def started(next_sequence: int | None = 0, epoch: str | None = "e1") -> BatchOrd
     return order
 
 
-def verdicts(order: BatchOrder, *sequences: int, replayed: bool = False) -> list[Verdict]:
-    return [order.judge(sequence, replayed=replayed).verdict for sequence in sequences]
+def decisions(order: BatchOrder, *sequences: int, replayed: bool = False) -> list[FencingDecision]:
+    return [order.judge(sequence, replayed=replayed).decision for sequence in sequences]
 
 
 # --- one engine's batches ---
 
 
 def test_batches_in_sequence_are_applied() -> None:
-    assert verdicts(started(), 0, 1, 2) == [Verdict.APPLY] * 3
+    assert decisions(started(), 0, 1, 2) == [FencingDecision.APPLY] * 3
 
 
 def test_a_gap_names_what_is_missing_and_ends_when_it_is_replayed() -> None:
     order = started()
     order.judge(0)
-    ruling = order.judge(4)
-    assert (ruling.verdict, ruling.missing) == (Verdict.GAP, range(1, 4))
-    assert verdicts(order, 1, 2, 3, 4, replayed=True) == [Verdict.APPLY] * 4
-    assert verdicts(order, 5) == [Verdict.APPLY]
+    result = order.judge(4)
+    assert (result.decision, result.missing) == (FencingDecision.GAP, range(1, 4))
+    assert decisions(order, 1, 2, 3, 4, replayed=True) == [FencingDecision.APPLY] * 4
+    assert decisions(order, 5) == [FencingDecision.APPLY]
 
 
 def test_live_batches_that_the_replay_has_overtaken_are_duplicates() -> None:
     order = started()
-    verdicts(order, 0, 5)
-    assert verdicts(order, *range(1, 9), replayed=True) == [Verdict.APPLY] * 8
-    assert verdicts(order, 6, 7, 8, 9) == [Verdict.DUPLICATE] * 3 + [Verdict.APPLY]
+    decisions(order, 0, 5)
+    assert decisions(order, *range(1, 9), replayed=True) == [FencingDecision.APPLY] * 8
+    assert decisions(order, 6, 7, 8, 9) == [FencingDecision.DUPLICATE] * 3 + [FencingDecision.APPLY]
 
 
 def test_a_replay_may_repeat_what_is_applied() -> None:
     order = started()
-    verdicts(order, 0, 1, 2)
-    assert verdicts(order, 0, 1, 2, 3, replayed=True) == [Verdict.DUPLICATE] * 3 + [Verdict.APPLY]
+    decisions(order, 0, 1, 2)
+    assert decisions(order, 0, 1, 2, 3, replayed=True) == [FencingDecision.DUPLICATE] * 3 + [FencingDecision.APPLY]
 
 
 @pytest.mark.parametrize("restarted_at", [0, 1, 2])
 def test_a_number_that_goes_back_means_a_restart_until_the_order_starts_anew(restarted_at: int) -> None:
     order = started()
-    verdicts(order, 0, 1, 2)
-    assert verdicts(order, restarted_at, 3, 4) == [Verdict.RESTART] * 3
-    assert verdicts(order, 3, replayed=True) == [Verdict.RESTART]
+    decisions(order, 0, 1, 2)
+    assert decisions(order, restarted_at, 3, 4) == [FencingDecision.RESTART] * 3
+    assert decisions(order, 3, replayed=True) == [FencingDecision.RESTART]
     order.start(epoch="e2", next_sequence=restarted_at + 1)
-    assert verdicts(order, restarted_at + 1) == [Verdict.APPLY]
+    assert decisions(order, restarted_at + 1) == [FencingDecision.APPLY]
 
 
 def test_an_epoch_learned_beside_the_stream_shows_a_restart_that_the_numbers_hide() -> None:
     order = started()
-    verdicts(order, 0, 1)
-    assert order.learn_epoch("e1").verdict is Verdict.APPLY
-    assert order.learn_epoch("e2").verdict is Verdict.RESTART
-    assert verdicts(order, 2) == [Verdict.RESTART]
+    decisions(order, 0, 1)
+    assert order.learn_epoch("e1").decision is FencingDecision.APPLY
+    assert order.learn_epoch("e2").decision is FencingDecision.RESTART
+    assert decisions(order, 2) == [FencingDecision.RESTART]
     order.start(epoch="e2", next_sequence=7)
-    assert order.learn_epoch("e1").verdict is Verdict.STALE
-    assert verdicts(order, 7) == [Verdict.APPLY]
+    assert order.learn_epoch("e1").decision is FencingDecision.STALE
+    assert decisions(order, 7) == [FencingDecision.APPLY]
     with pytest.raises(ValueError, match="'e1' was given up"):
         order.start(epoch="e1", next_sequence=0)
 
 
 def test_an_epoch_may_be_learned_after_the_start() -> None:
     order = started(epoch=None)
-    assert order.learn_epoch("e1").verdict is Verdict.APPLY
+    assert order.learn_epoch("e1").decision is FencingDecision.APPLY
     assert order.epoch == "e1"
-    assert order.learn_epoch("e2").verdict is Verdict.RESTART
+    assert order.learn_epoch("e2").decision is FencingDecision.RESTART
 
 
 def test_without_a_snapshot_the_order_begins_with_whatever_comes() -> None:
     order = started(next_sequence=None, epoch=None)
-    assert verdicts(order, 41, 42, 44) == [Verdict.APPLY, Verdict.APPLY, Verdict.GAP]
+    assert decisions(order, 41, 42, 44) == [FencingDecision.APPLY, FencingDecision.APPLY, FencingDecision.GAP]
     assert order.next_sequence == 43
 
 
 def test_nothing_is_applied_before_the_start() -> None:
-    assert verdicts(BatchOrder(), 0) == [Verdict.RESTART]
+    assert decisions(BatchOrder(), 0) == [FencingDecision.RESTART]
 
 
 def test_a_negative_start_is_refused() -> None:
@@ -128,17 +128,17 @@ def test_batches_are_applied_in_order_and_never_across_an_announced_restart(hist
     believed = 0
     for batch in history:
         if batch.epoch != believed:
-            assert order.learn_epoch(str(batch.epoch)).verdict is Verdict.RESTART
-            assert order.judge(batch.sequence, replayed=batch.replayed).verdict is Verdict.RESTART
+            assert order.learn_epoch(str(batch.epoch)).decision is FencingDecision.RESTART
+            assert order.judge(batch.sequence, replayed=batch.replayed).decision is FencingDecision.RESTART
             order.start(epoch=str(batch.epoch), next_sequence=0)
             believed, applied = batch.epoch, []
-        ruling = order.judge(batch.sequence, replayed=batch.replayed)
-        if ruling.verdict is Verdict.APPLY:
+        result = order.judge(batch.sequence, replayed=batch.replayed)
+        if result.decision is FencingDecision.APPLY:
             applied.append(batch)
-        elif ruling.verdict is Verdict.RESTART:
+        elif result.decision is FencingDecision.RESTART:
             order.start(epoch=str(believed), next_sequence=len(applied))
-        elif ruling.verdict is Verdict.GAP:
-            assert ruling.missing == range(len(applied), batch.sequence)
+        elif result.decision is FencingDecision.GAP:
+            assert result.missing == range(len(applied), batch.sequence)
         assert [b.sequence for b in applied] == list(range(len(applied)))
         assert {b.epoch for b in applied} <= {believed}
 
@@ -153,7 +153,7 @@ def test_an_unannounced_restart_is_noticed_as_soon_as_a_number_goes_back(lost: l
             order.judge(sequence)
     last_live = max((s for s in range(length) if s not in lost), default=-1)
     for sequence in range(last_live + 1):
-        assert order.judge(sequence).verdict is Verdict.RESTART
+        assert order.judge(sequence).decision is FencingDecision.RESTART
 
 
 # --- all workers at a router ---
@@ -167,24 +167,24 @@ def opened(order: SyncOrder, worker: WorkerId = A, epoch: str = "e1", next_seque
     return stream
 
 
-def delta(order: SyncOrder, stream: int, sequence: int, *, worker: WorkerId = A, epoch: str = "e1") -> Verdict:
-    return order.judge(worker, stream=stream, epoch=epoch, sequence=sequence).verdict
+def delta(order: SyncOrder, stream: int, sequence: int, *, worker: WorkerId = A, epoch: str = "e1") -> FencingDecision:
+    return order.judge(worker, stream=stream, epoch=epoch, sequence=sequence).decision
 
 
 def test_deltas_wait_for_the_snapshot_of_their_stream() -> None:
     order = SyncOrder()
     stream = opened(order, next_sequence=None)
     early = order.judge(A, stream=stream, epoch="e1", sequence=0)
-    assert (early.verdict, early.missing) == (Verdict.GAP, None)
-    assert order.judge_snapshot(A, stream=stream, epoch="e1", next_sequence=None).verdict is Verdict.APPLY
-    assert delta(order, stream, 0) is Verdict.GAP
+    assert (early.decision, early.missing) == (FencingDecision.GAP, None)
+    assert order.judge_snapshot(A, stream=stream, epoch="e1", next_sequence=None).decision is FencingDecision.APPLY
+    assert delta(order, stream, 0) is FencingDecision.GAP
     order.judge_snapshot(A, stream=stream, epoch="e1", next_sequence=5)
     assert [delta(order, stream, s) for s in (4, 5, 6, 6, 8)] == [
-        Verdict.DUPLICATE,
-        Verdict.APPLY,
-        Verdict.APPLY,
-        Verdict.DUPLICATE,
-        Verdict.GAP,
+        FencingDecision.DUPLICATE,
+        FencingDecision.APPLY,
+        FencingDecision.APPLY,
+        FencingDecision.DUPLICATE,
+        FencingDecision.GAP,
     ]
 
 
@@ -192,36 +192,36 @@ def test_a_snapshot_ends_a_gap() -> None:
     order = SyncOrder()
     stream = opened(order)
     gap = order.judge(A, stream=stream, epoch="e1", sequence=3)
-    assert (gap.verdict, gap.missing) == (Verdict.GAP, range(3))
+    assert (gap.decision, gap.missing) == (FencingDecision.GAP, range(3))
     order.judge_snapshot(A, stream=stream, epoch="e1", next_sequence=9)
-    assert delta(order, stream, 9) is Verdict.APPLY
+    assert delta(order, stream, 9) is FencingDecision.APPLY
 
 
 def test_a_snapshot_from_before_applied_deltas_is_stale() -> None:
     order = SyncOrder()
     stream = opened(order, next_sequence=4)
-    assert delta(order, stream, 4) is Verdict.APPLY
+    assert delta(order, stream, 4) is FencingDecision.APPLY
     late = order.judge_snapshot(A, stream=stream, epoch="e1", next_sequence=4)
-    assert late.verdict is Verdict.STALE
-    assert delta(order, stream, 5) is Verdict.APPLY
+    assert late.decision is FencingDecision.STALE
+    assert delta(order, stream, 5) is FencingDecision.APPLY
 
 
 def test_a_reconnect_fences_the_former_stream() -> None:
     order = SyncOrder()
     old = opened(order)
     again = order.hello(A, "e1")
-    assert again.verdict is Verdict.APPLY
-    assert delta(order, old, 0) is Verdict.STALE
-    assert order.judge_snapshot(A, stream=old, epoch="e1", next_sequence=1).verdict is Verdict.STALE
+    assert again.decision is FencingDecision.APPLY
+    assert delta(order, old, 0) is FencingDecision.STALE
+    assert order.judge_snapshot(A, stream=old, epoch="e1", next_sequence=1).decision is FencingDecision.STALE
 
 
 def test_a_new_epoch_voids_the_old_one_for_ever() -> None:
     order = SyncOrder()
     old = opened(order)
-    assert order.hello(A, "e2").verdict is Verdict.RESTART
-    assert delta(order, old, 0) is Verdict.STALE
+    assert order.hello(A, "e2").decision is FencingDecision.RESTART
+    assert delta(order, old, 0) is FencingDecision.STALE
     late = order.hello(A, "e1")
-    assert (late.verdict, late.stream) == (Verdict.STALE, None)
+    assert (late.decision, late.stream) == (FencingDecision.STALE, None)
     assert "the same pod uid" in late.reason
 
 
@@ -229,46 +229,46 @@ def test_an_epoch_that_said_no_hello_on_a_living_stream_is_a_restart() -> None:
     order = SyncOrder()
     opened(order, epoch="e0")
     stream = opened(order, epoch="e1")
-    assert delta(order, stream, 0, epoch="e2") is Verdict.RESTART
-    assert delta(order, stream, 0, epoch="e0") is Verdict.STALE
-    assert delta(order, stream, 0, epoch="e1") is Verdict.APPLY
+    assert delta(order, stream, 0, epoch="e2") is FencingDecision.RESTART
+    assert delta(order, stream, 0, epoch="e0") is FencingDecision.STALE
+    assert delta(order, stream, 0, epoch="e1") is FencingDecision.APPLY
 
 
 def test_a_worker_that_left_for_good_does_not_return() -> None:
     order = SyncOrder()
     stream = opened(order)
     order.leave(A, for_good=True)
-    assert delta(order, stream, 0) is Verdict.STALE
+    assert delta(order, stream, 0) is FencingDecision.STALE
     assert "a pod uid of its own" in order.hello(A, "e1").reason
-    assert order.hello(A, "e1").verdict is Verdict.STALE
-    assert order.hello(A, "e2").verdict is Verdict.STALE
-    assert order.hello(B, "e1").verdict is Verdict.APPLY
+    assert order.hello(A, "e1").decision is FencingDecision.STALE
+    assert order.hello(A, "e2").decision is FencingDecision.STALE
+    assert order.hello(B, "e1").decision is FencingDecision.APPLY
 
 
 def test_a_silent_worker_may_return_with_the_same_or_a_new_process() -> None:
     order = SyncOrder()
     stream = opened(order)
     order.leave(A, for_good=False)
-    assert delta(order, stream, 0) is Verdict.STALE
-    assert order.hello(A, "e1").verdict is Verdict.APPLY
+    assert delta(order, stream, 0) is FencingDecision.STALE
+    assert order.hello(A, "e1").decision is FencingDecision.APPLY
     order.leave(A, for_good=False)
-    assert order.hello(A, "e2").verdict is Verdict.RESTART
-    assert order.hello(A, "e1").verdict is Verdict.STALE
+    assert order.hello(A, "e2").decision is FencingDecision.RESTART
+    assert order.hello(A, "e1").decision is FencingDecision.STALE
 
 
 def test_a_heartbeat_is_compared_only_with_the_view_it_describes() -> None:
     order = SyncOrder()
     stream = opened(order, next_sequence=None)
 
-    def position(next_sequence: int) -> Verdict:
-        return order.judge_position(A, stream=stream, epoch="e1", next_sequence=next_sequence).verdict
+    def position(next_sequence: int) -> FencingDecision:
+        return order.judge_position(A, stream=stream, epoch="e1", next_sequence=next_sequence).decision
 
-    assert position(0) is Verdict.GAP
+    assert position(0) is FencingDecision.GAP
     order.judge_snapshot(A, stream=stream, epoch="e1", next_sequence=5)
-    assert [position(n) for n in (4, 5, 7)] == [Verdict.DUPLICATE, Verdict.APPLY, Verdict.GAP]
-    assert delta(order, stream, 5) is Verdict.APPLY
-    assert position(6) is Verdict.APPLY
-    assert position(5) is Verdict.DUPLICATE
+    assert [position(n) for n in (4, 5, 7)] == [FencingDecision.DUPLICATE, FencingDecision.APPLY, FencingDecision.GAP]
+    assert delta(order, stream, 5) is FencingDecision.APPLY
+    assert position(6) is FencingDecision.APPLY
+    assert position(5) is FencingDecision.DUPLICATE
 
 
 def test_memory_of_the_dead_is_bounded_and_its_messages_stay_stale() -> None:
@@ -279,8 +279,8 @@ def test_memory_of_the_dead_is_bounded_and_its_messages_stay_stale() -> None:
         streams.append(opened(order, worker))
         order.leave(worker, for_good=i % 2 == 0)
     assert order.remembered() <= 20
-    assert delta(order, streams[0], 0, worker=WorkerId("pod-0/0")) is Verdict.STALE
-    assert order.hello(WorkerId("pod-498/0"), "e1").verdict is Verdict.STALE
+    assert delta(order, streams[0], 0, worker=WorkerId("pod-0/0")) is FencingDecision.STALE
+    assert order.hello(WorkerId("pod-498/0"), "e1").decision is FencingDecision.STALE
 
 
 def test_an_empty_epoch_is_refused() -> None:
@@ -344,23 +344,23 @@ def test_no_network_makes_a_router_apply_out_of_order_or_from_a_dead_epoch(histo
     for message in history:
         epoch = str(message.epoch)
         if message.kind == "hello":
-            opening = order.hello(A, epoch)
+            handshake = order.hello(A, epoch)
             if message.epoch < newest_epoch:
-                assert opening.verdict is Verdict.STALE
-            if opening.stream is not None:
+                assert handshake.decision is FencingDecision.STALE
+            if handshake.stream is not None:
                 newest_epoch, view_next = max(newest_epoch, message.epoch), None
-                streams[message.connection] = opening.stream
+                streams[message.connection] = handshake.stream
             continue
         stream = streams.get(message.connection, -1)
         if message.kind == "snapshot":
-            ruling = order.judge_snapshot(A, stream=stream, epoch=epoch, next_sequence=message.sequence)
-            if ruling.verdict is Verdict.APPLY:
+            result = order.judge_snapshot(A, stream=stream, epoch=epoch, next_sequence=message.sequence)
+            if result.decision is FencingDecision.APPLY:
                 assert message.epoch == newest_epoch
                 assert view_next is None or message.sequence >= view_next
                 view_next = message.sequence
             continue
-        ruling = order.judge(A, stream=stream, epoch=epoch, sequence=message.sequence)
-        if ruling.verdict is Verdict.APPLY:
+        result = order.judge(A, stream=stream, epoch=epoch, sequence=message.sequence)
+        if result.decision is FencingDecision.APPLY:
             assert message.epoch == newest_epoch
             assert message.sequence == view_next
             view_next = message.sequence + 1

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrouting_core.eviction import GuardedEviction, RandomizedLeafTokens, make_policy
-from kvrouting_core.eviction.adaptive import GranuleRecord, LearnedRule, Terms
+from kvrouting_core.eviction.adaptive import BlockRecord, GuaranteeParameters, LearnedRule
 from kvrouting_core.eviction.adaptive.ghost import GhostRLT
 from kvrouting_core.eviction.adaptive.monitor import Monitor, sampling_period
 from kvrouting_core.radix_cache import PathLock, RadixCache
@@ -21,25 +21,25 @@ from kvrouting_core.radix_cache import PathLock, RadixCache
 class UpsideDown(LearnedRule):
     """The adversary: out of all leaves the one with the highest index, which is worth the most."""
 
-    def pick(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
+    def pick(self, leaves: Sequence[BlockRecord]) -> BlockRecord:
         return max(leaves, key=self.index_of)
 
 
 class MostRecent(LearnedRule):
     """Evicts what was used last: as bad as it gets on loads with locality."""
 
-    def pick(self, leaves: Sequence[GranuleRecord]) -> GranuleRecord:
+    def pick(self, leaves: Sequence[BlockRecord]) -> BlockRecord:
         return max(leaves, key=lambda leaf: leaf.accessed)
 
 
 RULES = {"learned": LearnedRule, "upside down": UpsideDown, "most recent": MostRecent}
 
 
-def guarded(rule: str, seed: int, **terms: float) -> GuardedEviction:
+def guarded(rule: str, seed: int, **guarantee: float) -> GuardedEviction:
     return GuardedEviction(
         RULES[rule](random.Random(seed)),
         random.Random(f"ghost {seed}"),
-        terms=Terms(**terms),  # type: ignore[arg-type]
+        guarantee=GuaranteeParameters(**guarantee),  # type: ignore[arg-type]
     )
 
 
@@ -52,14 +52,14 @@ def assert_bound(policy: GuardedEviction) -> None:
 
 def assert_pools(policy: GuardedEviction) -> None:
     """Each pool says of its leaves what their records say; E2 is what of E the ghost does not hold."""
-    leaves, spare = policy._leaves, policy._spare
+    leaves, spare = policy._leaves, policy._fallback
     for pool in (leaves, spare):
         assert list(pool.accessed) == [leaf.accessed for leaf in pool]
         assert list(pool.labels) == [leaf.tail_label for leaf in pool]
-    assert [leaf.place for leaf in leaves] == list(range(len(leaves)))
-    assert [leaf.spare_place for leaf in spare] == list(range(len(spare)))
-    per_granule = max(1, 64 // policy._bound().site.page_tokens)
-    names = {leaf: leaf.tail_name(per_granule) for leaf in leaves}
+    assert [leaf.pool_index for leaf in leaves] == list(range(len(leaves)))
+    assert [leaf.fallback_index for leaf in spare] == list(range(len(spare)))
+    per_block = max(1, 64 // policy._bound().site.page_tokens)
+    names = {leaf: leaf.tail_name(per_block) for leaf in leaves}
     assert set(spare) == {leaf for leaf, name in names.items() if name is None or name not in policy._ghost}
 
 
@@ -159,8 +159,8 @@ def test_the_bound_holds_after_every_call_under_locks(
 def test_the_bound_holds_on_long_adversarial_loads_that_drive_the_frame_into_safe_mode(
     load: str, rule: str, page_size: int
 ) -> None:
-    per_granule = max(1, 64 // page_size)
-    scene = Scene(guarded(rule, 1), capacity_pages=60 * per_granule, page_size=page_size)
+    per_block = max(1, 64 // page_size)
+    scene = Scene(guarded(rule, 1), capacity_pages=60 * per_block, page_size=page_size)
     rng = random.Random(2)
     hot, cycle = [[100 + i] * 6 for i in range(8)], [[i] * 4 for i in range(18)]
     requests = 500
@@ -168,20 +168,20 @@ def test_the_bound_holds_on_long_adversarial_loads_that_drive_the_frame_into_saf
         local = load == "locality" or (load == "both" and number // 100 % 2)
         head = hot[int(rng.random() ** 2 * 8)] if local else cycle[number % 18]
         tail = [rng.randrange(1000, 9000)] * 2 if local else []
-        scene.serve([page for page in head + tail for _ in range(per_granule)])
+        scene.serve([page for page in head + tail for _ in range(per_block)])
     if load != "cycle":
         assert scene.policy.debt.safe_entries > 0
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_forced_safe_is_exactly_the_ghost(page_size: int) -> None:
-    per_granule = max(1, 64 // page_size)
+    per_block = max(1, 64 // page_size)
     policy = guarded("upside down", 3, always_safe=True)
-    scene = Scene(policy, capacity_pages=50 * per_granule, page_size=page_size)
+    scene = Scene(policy, capacity_pages=50 * per_block, page_size=page_size)
     rng = random.Random(4)
     for _ in range(400):
         path = [rng.randrange(6) for _ in range(rng.randrange(1, 9))]
-        scene.serve([page for page in path for _ in range(per_granule)])
+        scene.serve([page for page in path for _ in range(per_block)])
         assert policy.debt.own_loads == policy.debt.ghost_loads
     assert policy.debt.own_loads > 4 * 50
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvrouting_core.eviction.adaptive import GranuleRecord, LearnedRule
+from kvrouting_core.eviction.adaptive import BlockRecord, LearnedRule
 from kvrouting_core.eviction.adaptive.ages import BUCKETS, AgeBuckets
 from kvrouting_core.eviction.adaptive.debt import Debt
 from kvrouting_core.eviction.adaptive.gittins import AgeGrid, index_at_edges
@@ -79,7 +79,7 @@ def test_the_monitor_counts_exposure_as_its_definition(uses: list[tuple[int, int
 def pool_of(count: int) -> LeafPool:
     pool = LeafPool()
     for number in range(count):
-        leaf = GranuleRecord(None, 1)
+        leaf = BlockRecord(None, 1)
         leaf.accessed, leaf.tail_label = 1000 + number, number % 256
         pool.add(leaf)
     return pool
@@ -141,7 +141,7 @@ def test_the_second_lowest_is_next_unless_it_is_used_or_gone_or_time_has_passed(
             pool.remove(expected)
         elif change == "time":
             rule._now += 1000
-            newcomer = GranuleRecord(None, 1)
+            newcomer = BlockRecord(None, 1)
             newcomer.accessed, newcomer.tail_label = 1, first.tail_label
             pool.add(newcomer)
         return rule.pick(pool) is expected

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvrouting_core.eviction import EvictionPolicy, RandomizedLeafTokens
-from kvrouting_core.eviction.base import Uncover
+from kvrouting_core.eviction.base import ExposeParent
 from kvrouting_core.eviction.rlt import MarkedRecord
 from kvrouting_core.radix_cache import RadixCache
 from tests.core.chi_square import rejects
@@ -119,7 +119,7 @@ def fits(policy: Callable[[random.Random], EvictionPolicy[Any]], scene: Scene, p
 class WholeLeafAtOnce(RandomizedLeafTokens):
     """Mutant: a drawn leaf goes as far as the call needs."""
 
-    def choose(self, pages: int, uncover: Uncover) -> list[tuple[MarkedRecord, int]]:
+    def choose(self, pages: int, expose_parent: ExposeParent) -> list[tuple[MarkedRecord, int]]:
         taken: dict[MarkedRecord, int] = {}
         while pages > 0 and (len(self._unmarked) or len(self._marked)):
             if not len(self._unmarked):
@@ -131,7 +131,7 @@ class WholeLeafAtOnce(RandomizedLeafTokens):
             pages -= count
             if taken[record] == record.pages:
                 self._unmarked.remove(record)
-                parent = uncover(record)
+                parent = expose_parent(record)
                 if parent is not None:
                     self.evictable(parent)
         return list(taken.items())
@@ -140,7 +140,7 @@ class WholeLeafAtOnce(RandomizedLeafTokens):
 class WeightedByLength(RandomizedLeafTokens):
     """Mutant: a leaf is drawn in proportion to the pages it has left."""
 
-    def choose(self, pages: int, uncover: Uncover) -> list[tuple[MarkedRecord, int]]:
+    def choose(self, pages: int, expose_parent: ExposeParent) -> list[tuple[MarkedRecord, int]]:
         taken: dict[MarkedRecord, int] = {}
         for _ in range(pages):
             if not len(self._unmarked):
@@ -151,7 +151,7 @@ class WeightedByLength(RandomizedLeafTokens):
             taken[record] = taken.get(record, 0) + 1
             if taken[record] == record.pages:
                 self._unmarked.remove(record)
-                parent = uncover(record)
+                parent = expose_parent(record)
                 if parent is not None:
                     self.evictable(parent)
         return list(taken.items())

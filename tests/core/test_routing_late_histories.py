@@ -113,8 +113,8 @@ def planned(servers: Servers, chosen: Sequence[tuple[float, Sequence[int], int, 
 
 
 def join_all(policy: LatePolicy | ObviousPlan) -> None:
-    for place, worker in enumerate(WORKERS):
-        policy.handle(WorkerJoined(profile=profile(worker, "H200" if place == 2 else "L40")), now_ms=0.0)
+    for worker_index, worker in enumerate(WORKERS):
+        policy.handle(WorkerJoined(profile=profile(worker, "H200" if worker_index == 2 else "L40")), now_ms=0.0)
 
 
 def late(cache: SetCache, parameters: LbgrParameters, *, seed: int = 5) -> LatePolicy:

@@ -124,12 +124,12 @@ def test_a_fuzzy_snapshot_and_the_events_after_its_position_give_the_live_tree(
 @settings(max_examples=80, deadline=None)
 @given(page_sizes, st.lists(steps, max_size=30), st.sets(st.integers(0, 29), max_size=3))
 def test_a_mirror_that_empties_itself_in_doubt_never_claims_too_much(
-    size: int, history: list[Step], doubts: set[int]
+    size: int, history: list[Step], desyncs: set[int]
 ) -> None:
     hasher = ChainHasher(KEY, 64)
     mirror, slow, view = TreeMirror(hasher, model="m", exact=False), SlowMirror(hasher), View()
     for number, step in enumerate(history):
-        if number in doubts:
+        if number in desyncs:
             view.apply(mirror.cleared())
         event = next_event(step, slow, size)
         if event is not None:
@@ -138,7 +138,7 @@ def test_a_mirror_that_empties_itself_in_doubt_never_claims_too_much(
         assert view.blocks <= present
         assert (mirror.blocks, mirror.block_digest) == (len(view.blocks), sum(view.blocks) % MODULUS)
         assert mirror.pages <= len(slow.paths)
-        if not doubts:
+        if not desyncs:
             assert view.blocks == present
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.deltas import Extend, Trim
-from kvrouting_core.tree_mirror import MirrorInDoubtError, TreeMirror
+from kvrouting_core.tree_mirror import MirrorDesynchronizedError, TreeMirror
 from tests.core.mirror_by_definition import (
     KEY,
     MODULUS,
@@ -98,11 +98,11 @@ def test_an_exact_mirror_in_doubt_says_so_and_changes_nothing() -> None:
     send(mirror, Stored(LONG[:32], 0), SIZE)
     before = (mirror.pages, mirror.page_digest, mirror.blocks, mirror.block_digest)
     pages = pages_of(LONG)
-    with pytest.raises(MirrorInDoubtError, match=str(pages[2])):
+    with pytest.raises(MirrorDesynchronizedError, match=str(pages[2])):
         send(mirror, Stored(LONG, 3), SIZE)
-    with pytest.raises(MirrorInDoubtError, match=str(pages[3])):
+    with pytest.raises(MirrorDesynchronizedError, match=str(pages[3])):
         mirror.removed([pages[1], pages[3]])
-    with pytest.raises(MirrorInDoubtError, match=str(pages[3])):
+    with pytest.raises(MirrorDesynchronizedError, match=str(pages[3])):
         mirror.removed([pages[3]])
     assert (mirror.pages, mirror.page_digest, mirror.blocks, mirror.block_digest) == before
 
@@ -121,7 +121,7 @@ def test_a_snapshot_with_a_page_that_never_came_is_in_doubt() -> None:
     mirror = new_mirror()
     mirror.begin_snapshot()
     send(mirror, Stored(LONG, 2), SIZE)
-    with pytest.raises(MirrorInDoubtError, match=str(pages_of(LONG)[1])):
+    with pytest.raises(MirrorDesynchronizedError, match=str(pages_of(LONG)[1])):
         mirror.end_snapshot()
     mirror.begin_snapshot()
     mirror.removed(pages_of(LONG))
@@ -176,7 +176,7 @@ def test_an_orphan_does_not_follow_a_page_of_another_namespace() -> None:
     mirror.stored(pages[1], pages[2:], LONG[32:], page_size=SIZE, lora_adapter="a")
     send(mirror, Stored(LONG[:32], 0), SIZE)
     assert mirror.blocks == 2
-    with pytest.raises(MirrorInDoubtError):
+    with pytest.raises(MirrorDesynchronizedError):
         mirror.end_snapshot()
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvrouting_simulator.demo.command import demo
-from kvrouting_simulator.demo.scenario import HALF_CAPACITY_TOKENS, HALF_GSP, DemoScenario, Hurt
+from kvrouting_simulator.demo.scenario import HALF_CAPACITY_TOKENS, HALF_GSP, DemoScenario, Fault
 from kvrouting_simulator.demo.virtual_run import middle, simulated, virtual_scenario
 from kvrouting_simulator.report import PoolMark, Report, load_report
 from tests.fakes.request_records import random_records, record, run
@@ -118,9 +118,9 @@ def test_the_middle_simulation_stands_for_all_and_tells_their_spread() -> None:
 
 def test_scenarios_refuse_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="worker 4 is to be killed, there are only 4"):
-        DemoScenario(hurt=Hurt(worker=4, killed_ms=1, away_ms=1))
+        DemoScenario(fault=Fault(worker=4, killed_ms=1, away_ms=1))
     with pytest.raises(ValueError, match="away_ms must be positive, got 0"):
-        Hurt(worker=0, killed_ms=1, away_ms=0)
+        Fault(worker=0, killed_ms=1, away_ms=0)
     scenario = DemoScenario(speed=2.0)
     with pytest.raises(ValueError, match="theirs was 2"):
         virtual_scenario(scenario, scenario.setups[0], real=run("x", random_records(1)), variant=0)

@@ -15,7 +15,7 @@ from kvrouting_simulator.demo.cluster import Cluster, PoolNotLiveError
 from kvrouting_simulator.demo.pool_plan import PoolPlan, worker_id
 from kvrouting_simulator.demo.processes import ProcessFailedError
 from kvrouting_simulator.demo.real_run import run_setup
-from kvrouting_simulator.demo.scenario import DemoScenario, Hurt, Setup
+from kvrouting_simulator.demo.scenario import DemoScenario, Fault, Setup
 from kvrouting_simulator.workloads.arrivals import PoissonArrivals
 from kvrouting_simulator.workloads.gsp import Gsp
 from tests.processes import LocalPool, eventually
@@ -99,7 +99,7 @@ async def test_the_demos_half_answers_everything_although_a_worker_dies(tmp_path
             arrivals=PoissonArrivals(rate_per_s=20),
             requests=60,
         ),
-        hurt=Hurt(worker=1, killed_ms=700, away_ms=100),
+        fault=Fault(worker=1, killed_ms=700, away_ms=100),
     )
     setup = Setup(policy="lbgr", eviction="rlt")
     console = Console(quiet=True)

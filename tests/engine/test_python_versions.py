@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "engine/src/kvrouting_sglang", ROOT / "core/src/kvrouting_core/eviction")
 CODE = """
 import sys
-import kvrouting_sglang.leaf_set, kvrouting_sglang.node_shelf, kvrouting_sglang.pauses, kvrouting_sglang.plugin
+import kvrouting_sglang.leaf_set, kvrouting_sglang.node_store, kvrouting_sglang.pauses, kvrouting_sglang.plugin
 from kvrouting_sglang.settings import EngineSettings
 from kvrouting_core.eviction import make_policy
 import random

@@ -30,8 +30,8 @@ from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
 from kvrouting_core.routing.ledger import Waiting, Worker
 from kvrouting_core.routing.parameters import LbgrParameters
 from kvrouting_core.routing.policy import AdmissionLimits, CacheView
-from kvrouting_core.routing.station import Station
-from kvrouting_core.routing.work_table import Weighed, WorkTable
+from kvrouting_core.routing.work_table import RequestCosts, WorkTable
+from kvrouting_core.routing.worker_load import WorkerLoad
 
 
 class ObviousPlan:
@@ -97,9 +97,9 @@ class ObviousPlan:
         return held
 
     def work_ms(self, request: RoutingRequest, worker: Worker, depth: int) -> float:
-        (station,) = self.beliefs.estimator.stations([worker])
+        (worker_load,) = self.beliefs.estimator.worker_loads([worker])
         cached, new = self.tokens(request, depth)
-        return station.speed * (new * (station.a + station.b * (cached + new / 2)))
+        return worker_load.speed * (new * (worker_load.a + worker_load.b * (cached + new / 2)))
 
     def tokens(self, request: RoutingRequest, depth: int) -> tuple[int, int]:
         """Cached and new ones."""
@@ -114,15 +114,15 @@ class ObviousPlan:
 
     def room(self, worker: Worker, waiting: int, now_ms: float, pool_size: int) -> bool:
         estimator, p = self.beliefs.estimator, self.parameters
-        (station,) = estimator.stations([worker])
-        if station.queue.load_ms(now_ms, station.speed) >= p.release_ahead_ms:
+        (worker_load,) = estimator.worker_loads([worker])
+        if worker_load.queue.load_ms(now_ms, worker_load.speed) >= p.release_ahead_ms:
             return False
-        others = station.others.requests if now_ms < station.others.until_ms else 0
+        others = worker_load.others.requests if now_ms < worker_load.others.until_ms else 0
         new = estimator.mean_uncached_tokens
-        mean_ms = station.speed * new * (station.a + station.b * new / 2)
-        share = p.decode_limit * estimator.answer_tokens * station.step_ms / mean_ms
-        crowding = math.sqrt(max(1.0, waiting / pool_size)) if p.limit_rises else 1.0
-        limit = max(1, math.ceil(share * crowding) - others)
+        mean_ms = worker_load.speed * new * (worker_load.a + worker_load.b * new / 2)
+        share = p.decode_limit * estimator.answer_tokens * worker_load.step_ms / mean_ms
+        queue_pressure = math.sqrt(max(1.0, waiting / pool_size)) if p.limit_rises else 1.0
+        limit = max(1, math.ceil(share * queue_pressure) - others)
         return worker.in_flight < limit
 
     def plan(self, now_ms: float) -> list[Action]:
@@ -131,46 +131,50 @@ class ObviousPlan:
         actions: list[Action] = []
         if not workers:
             return actions
-        stations = estimator.stations(workers)
+        worker_loads = estimator.worker_loads(workers)
         estimator.compare(now_ms=now_ms)
-        queues = [self.load_ms(s, now_ms) for s in stations]
-        batches = [s.running + (s.others.requests if now_ms < s.others.until_ms else 0) for s in stations]
+        queues = [self.load_ms(s, now_ms) for s in worker_loads]
+        batches = [s.running + (s.others.requests if now_ms < s.others.until_ms else 0) for s in worker_loads]
         new = estimator.mean_uncached_tokens
-        means = [s.speed * new * (s.a + s.b * new / 2) for s in stations]
-        steps_ms = [s.step_ms for s in stations]
+        means = [s.speed * new * (s.a + s.b * new / 2) for s in worker_loads]
+        steps_ms = [s.step_ms for s in worker_loads]
         length = len(self.queue)
-        rooms = [self.room(w, length, now_ms, len(workers)) for w in workers]
+        with_capacity = [self.room(w, length, now_ms, len(workers)) for w in workers]
         entries = self.queue[: 16 * len(workers)]
         for position, entry in enumerate(entries, 1):
-            if not any(rooms):
+            if not any(with_capacity):
                 break
             request = entry[2].request
             block = self.deepest(request, workers)
             same = [e for e in self.queue if block is not None and self.deepest(e[2].request, workers) == block]
             lengths = [q / m for q, m in zip(queues, means, strict=True)]
-            prices = self.prices(lengths, length - position, stations, len(same))
+            prices = self.prices(lengths, length - position, worker_loads, len(same))
             decode = p.decode_share * estimator.decode_steps(request)
             works = [self.work_ms(request, w, self.depth(request, w)) for w in workers]
             costs = [
                 q + s * (1 + price + p.decode_price * batch) + decode * step
                 for q, s, price, batch, step in zip(queues, works, prices, batches, steps_ms, strict=True)
             ]
-            place = min(range(len(costs)), key=lambda i: (costs[i] > min(costs) + 1e-6, not rooms[i], costs[i]))
-            if rooms[place]:
-                tied = [i for i, cost in enumerate(costs) if cost <= costs[place] + 1e-6 and rooms[i]]
-                place = tied[self.rng.randrange(len(tied))] if len(tied) > 1 else place
-                self.send(entry, workers, place, prices, now_ms, actions)
-                rooms[place] = self.room(workers[place], length, now_ms, len(workers))
-            queues[place] += works[place]
+            worker_index = min(
+                range(len(costs)), key=lambda i: (costs[i] > min(costs) + 1e-6, not with_capacity[i], costs[i])
+            )
+            if with_capacity[worker_index]:
+                tied = [i for i, cost in enumerate(costs) if cost <= costs[worker_index] + 1e-6 and with_capacity[i]]
+                worker_index = tied[self.rng.randrange(len(tied))] if len(tied) > 1 else worker_index
+                self.send(entry, workers, worker_index, prices, now_ms, actions)
+                with_capacity[worker_index] = self.room(workers[worker_index], length, now_ms, len(workers))
+            queues[worker_index] += works[worker_index]
         return actions
 
     @staticmethod
-    def load_ms(station: Station, now_ms: float) -> float:
+    def load_ms(worker_load: WorkerLoad, now_ms: float) -> float:
         """Work before a new request, ours and others'."""
-        others_ms = station.others_ms(now_ms) if now_ms < station.others.until_ms else 0.0
-        return station.queue.load_ms(now_ms, station.speed) + others_ms
+        others_ms = worker_load.others_ms(now_ms) if now_ms < worker_load.others.until_ms else 0.0
+        return worker_load.queue.load_ms(now_ms, worker_load.speed) + others_ms
 
-    def prices(self, lengths: Sequence[float], behind: int, stations: Sequence[Station], sharing: int) -> list[float]:
+    def prices(
+        self, lengths: Sequence[float], behind: int, worker_loads: Sequence[WorkerLoad], sharing: int
+    ) -> list[float]:
         """What a ms of work counts for others, on each worker."""
         p = self.parameters
         busy = self.beliefs.estimator.busy_share
@@ -178,32 +182,32 @@ class ObviousPlan:
         each = {"least": [least] * len(lengths), "mean": [mean] * len(lengths), "own": lengths}
         return [
             self.beliefs.pricing.factor(q + behind / len(lengths), busy, sharing=max(1, sharing))
-            * (station.relative_speed if p.price_at_pool_speed else 1.0)
-            for q, station in zip(each[p.price_queue], stations, strict=True)
+            * (worker_load.relative_speed if p.price_at_pool_speed else 1.0)
+            for q, worker_load in zip(each[p.price_queue], worker_loads, strict=True)
         ]
 
     def send(
         self,
         entry: tuple[float, int, Waiting],
         workers: Sequence[Worker],
-        place: int,
+        worker_index: int,
         prices: Sequence[float],
         now_ms: float,
         actions: list[Action],
     ) -> None:
         estimator, request = self.beliefs.estimator, entry[2].request
         matched: dict[WorkerId, int] = dict(self.cache.match(request.blocks))
-        stations = estimator.stations(workers)
-        table = WorkTable(workers, stations, cache=self.cache, block_size_tokens=self.block_size)
+        worker_loads = estimator.worker_loads(workers)
+        table = WorkTable(workers, worker_loads, cache=self.cache, block_size_tokens=self.block_size)
         pool = estimator.pool(table, now_ms=now_ms)
         depths = [self.depth(request, worker) for worker in workers]
         tokens = [self.tokens(request, depth) for depth in depths]
-        works = [s.times.prefill_work_ms(*t) for t, s in zip(tokens, stations, strict=True)]
+        works = [s.times.prefill_work_ms(*t) for t, s in zip(tokens, worker_loads, strict=True)]
         held, cached = [matched.get(worker.id, 0) for worker in workers], np.array([t[0] for t in tokens])
-        weighed = Weighed(held, depths, cached, np.array(works))
+        costs = RequestCosts(held, depths, cached, np.array(works))
         price = Price(np.array(prices), 0.1, 0.3)
-        candidates = estimator.candidates(request, pool, weighed, price, table=table, now_ms=now_ms)
-        chosen = candidates[place]
+        candidates = estimator.candidates(request, pool, costs, price, table=table, now_ms=now_ms)
+        chosen = candidates[worker_index]
         prefix = request.blocks[matched.get(chosen.worker, 0) :]
         self.queue.remove(entry)
         choice = Choice(chosen, reason_for(candidates, Reason.LOWEST_COST), tuple(candidates), prefix)

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def tracked_files() -> list[str]:
-    """Paths relative to the root: those that git tracks, or, in an unpacked archive, all outside hidden folders."""
-    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if listing.returncode == 0:
-        return [name for name in listing.stdout.splitlines() if (ROOT / name).is_file()]
-    paths = (p.relative_to(ROOT) for p in ROOT.rglob("*") if p.is_file())
-    return [str(p) for p in paths if not any(part.startswith(".") for part in p.parts)]
+from tests.repo.repository import PARTS, ROOT, tracked_files
 
 
 def test_operator_folder_shadows_nothing() -> None:
@@ -46,9 +35,7 @@ def test_every_command_in_the_readme_is_a_verb_of_the_makefile() -> None:
     assert used <= verbs
 
 
-@pytest.mark.parametrize(
-    "folder", ["core", "tokenization", "sidecar", "router", "simulator", "cli", "operator", "engine"]
-)
+@pytest.mark.parametrize("folder", PARTS)
 def test_every_part_is_typed_and_documented(folder: str) -> None:
     (package,) = (ROOT / folder / "src").glob("kvrouting_*")
     assert (package / "py.typed").is_file()

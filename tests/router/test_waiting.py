@@ -297,15 +297,15 @@ async def test_listeners_hear_each_change_of_their_worker() -> None:
     policy = Recording(at_once=9)
     dispatcher = dispatcher_with(policy)
     dispatcher.tell(joined())
-    heard: list[int] = []
-    stop = dispatcher.listen(WorkerId("w/0"), heard.append)
+    last_seen: list[int] = []
+    stop = dispatcher.listen(WorkerId("w/0"), last_seen.append)
     reservations = [await dispatcher.place(request(n)) for n in "ab"]
     for reservation in reservations:
         reservation.end(Outcome.COMPLETED)
-    assert heard == [1, 2, 1, 0]
+    assert last_seen == [1, 2, 1, 0]
     stop()
     (await dispatcher.place(request("c"))).end(Outcome.COMPLETED)
-    assert heard == [1, 2, 1, 0]
+    assert last_seen == [1, 2, 1, 0]
 
 
 async def test_a_request_on_a_worker_that_is_gone_still_ends() -> None:

@@ -184,14 +184,14 @@ async def test_what_a_gone_process_still_says_changes_nothing() -> None:
         sessions = []
         for epoch in ("e1", "e2"):
             facts = read_hello(router.greeting(engine, epoch=epoch), terms)
-            opening = pool.hello(facts)
-            assert opening.stream is not None
+            handshake = pool.hello(facts)
+            assert handshake.stream is not None
             sessions.append(
                 SyncSession(
                     pool=pool,
                     worker=A,
                     epoch=epoch,
-                    stream=opening.stream,
+                    stream=handshake.stream,
                     send=lambda _: None,
                     metrics=router.router.metrics,
                     slice_blocks=100,

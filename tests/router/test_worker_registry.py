@@ -166,7 +166,7 @@ def test_the_same_epoch_keeps_what_is_known_and_a_new_one_does_not() -> None:
     worker.synced = True
     workers.refresh(now_s=0)
     assert workers.introduce(facts(), now_s=5) is worker
-    assert worker.heard_s == 5
+    assert worker.last_seen_s == 5
     fresh = workers.introduce(facts(epoch="e2"), now_s=6)
     assert fresh is not worker
     assert (fresh.state, fresh.restarted, fresh.synced) == (WorkerState.SYNCING, True, False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.deltas import Clear, Delta, Extend, Trim
-from kvrouting_sidecar.mirror_terms import NeedIdentity, NeedReplay, NeedSnapshot, Source, Speaker
+from kvrouting_sidecar.mirror_terms import EventSource, NeedIdentity, NeedReplay, NeedSnapshot, Source
 from kvrouting_sidecar.rank_mirror import RankMirror
 from kvrouting_sidecar.wire_events import EngineState, decode_batch, decode_chunk, decode_state
 from tests.fakes.fake_engine import FakeEngine, FakeRank
@@ -126,8 +126,8 @@ class _Pair:
         need = self.mirror.need
         if isinstance(need, NeedIdentity):
             epoch = self.engine.epoch if self.exact else None
-            speaker = Speaker(epoch=epoch, fingerprint=str(self.start))
-            self.mirror.identified(speaker, fallback_epoch=f"start-{self.start}")
+            event_source = EventSource(epoch=epoch, fingerprint=str(self.start))
+            self.mirror.identified(event_source, fallback_epoch=f"start-{self.start}")
         elif isinstance(need, NeedReplay):
             self._replay(need.first)
         elif isinstance(need, NeedSnapshot):
@@ -229,11 +229,11 @@ def test_a_subset_larger_than_the_cache_is_a_doubt() -> None:
         ChainHasher(HASH_KEY, BLOCK_SIZE), model="m", capacity_tokens=40, page_size_tokens=1, listener=_View()
     )
     mirror._listener.mirror = mirror  # type: ignore[attr-defined]
-    mirror.identified(Speaker(epoch=None, fingerprint="1"), fallback_epoch="1")
+    mirror.identified(EventSource(epoch=None, fingerprint="1"), fallback_epoch="1")
     mirror.replay_ended(batches=0, failure=None)
     mirror.offer(*_batch(pair.engine.replayable[0]))
     assert mirror.blocks == 0
-    assert mirror.counts.doubts == 1
+    assert mirror.counts.desyncs == 1
 
 
 def test_a_state_answer_of_another_process_asks_who_speaks() -> None:
@@ -251,7 +251,7 @@ def test_a_process_that_was_taken_for_another_comes_back_under_a_new_name() -> N
     pair = _settled(exact=True)
     first = pair.mirror.epoch
     pair.mirror.connection_changed()
-    pair.mirror.identified(Speaker(epoch=None, fingerprint=None), fallback_epoch="unknown")
+    pair.mirror.identified(EventSource(epoch=None, fingerprint=None), fallback_epoch="unknown")
     assert pair.mirror.epoch == "unknown"
     pair.deliver()
     pair.mirror.engine_state(pair.engine.state())
@@ -266,7 +266,7 @@ def test_a_silent_state_socket_does_not_hide_that_it_is_the_same_process() -> No
     pair = _settled(exact=True)
     before = pair.mirror.epoch
     pair.mirror.connection_changed()
-    pair.mirror.identified(Speaker(epoch=None, fingerprint="1"), fallback_epoch="1")
+    pair.mirror.identified(EventSource(epoch=None, fingerprint="1"), fallback_epoch="1")
     assert pair.mirror.epoch == before
     assert pair.view.blocks
     assert pair.mirror.source is Source.PARTIAL

@@ -51,17 +51,17 @@ async def test_a_router_that_stops_acknowledging_costs_bounded_memory_and_catche
             if turn >= 4:
                 rank.trim(_prompt(turn - 4, 320), keep_pages=0)
             await asyncio.sleep(0.02)
-            sight = sidecar.streams.sights()[0]
-            most_pending = max(most_pending, sight.pending_blocks)
-            most_unacknowledged = max(most_unacknowledged, sight.unacknowledged_messages)
+            status = sidecar.streams.statuses()[0]
+            most_pending = max(most_pending, status.pending_blocks)
+            most_unacknowledged = max(most_unacknowledged, status.unacknowledged_messages)
         assert most_unacknowledged == 3
         # The two views together: some 5 prompts of 20 blocks each.
         assert most_pending <= 2 * 6 * 20
-        sight = sidecar.streams.sights()[0]
-        assert sight.lag_s > 0
+        status = sidecar.streams.statuses()[0]
+        assert status.lag_s > 0
         router.acknowledge_all()
         await in_step(engine, router)
-        await eventually(lambda: sidecar.streams.sights()[0].lag_s == 0)
+        await eventually(lambda: sidecar.streams.statuses()[0].lag_s == 0)
 
 
 async def test_a_slow_router_holds_up_neither_the_other_nor_the_mirror() -> None:
@@ -135,7 +135,7 @@ async def test_streams_follow_the_names() -> None:
             await eventually(lambda: first.worker() is None)
             engine.ranks[0].store(_prompt(2))
             await in_step(engine, second)
-            assert [sight.router for sight in sidecar.streams.sights()] == [f"127.0.0.1:{second.port}"]
+            assert [status.router for status in sidecar.streams.statuses()] == [f"127.0.0.1:{second.port}"]
 
 
 async def test_a_lost_router_is_looked_for_at_once_and_not_at_the_next_look_up() -> None:
@@ -166,7 +166,7 @@ async def test_two_names_of_one_router_are_one_stream() -> None:
         names = NameServer([router, router])
         async with running_sidecar(engine, name_server=names) as sidecar:
             await in_step(engine, router)
-            assert len(sidecar.streams.sights()) == 1
+            assert len(sidecar.streams.statuses()) == 1
 
 
 async def test_a_requested_snapshot_is_given() -> None:
@@ -203,7 +203,7 @@ async def test_a_wrong_token_is_refused_and_said() -> None:
         running_sidecar(engine, router, credentials=RouterCredentials(join_token="wrong")) as sidecar,
     ):
         await eventually(lambda: router.refused >= 2)
-        await eventually(lambda: "UNAUTHENTICATED" in sidecar.streams.sights()[0].last_error)
+        await eventually(lambda: "UNAUTHENTICATED" in sidecar.streams.statuses()[0].last_error)
         check = next(check for check in sidecar.readiness() if check.name == "router_connected")
         assert "wrong join token" in check.reason
         assert router.streams == []
@@ -230,8 +230,8 @@ async def test_streams_are_encrypted_when_a_ca_is_given(tmp_path: Path) -> None:
             await in_step(engine, router)
         stranger, _ = _certificate(tmp_path, "stranger")
         async with running_sidecar(engine, router, credentials=RouterCredentials(ca=stranger)) as sidecar:
-            await eventually(lambda: sidecar.streams.sights() and sidecar.streams.sights()[0].last_error)
-            assert not sidecar.streams.sights()[0].connected
+            await eventually(lambda: sidecar.streams.statuses() and sidecar.streams.statuses()[0].last_error)
+            assert not sidecar.streams.statuses()[0].connected
 
 
 def _certificate(folder: Path, name: str) -> tuple[bytes, bytes]:

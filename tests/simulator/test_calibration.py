@@ -226,9 +226,9 @@ def test_errors_are_relative_and_their_bias_has_a_sign(l40: list[Observation]) -
     found: Calibration = calibrate(l40)
     faster = worker_class("H200").times
     assert prefill_error(faster, found.batches).bias < -0.5
-    assert decode_error(faster, found.stretches).bias < -0.5
+    assert decode_error(faster, found.intervals).bias < -0.5
     assert prefill_error(found.times, found.batches).median < 0.02
-    assert decode_error(found.times, found.stretches).median < 0.02
+    assert decode_error(found.times, found.intervals).median < 0.02
 
 
 def test_the_load_has_requests_alone_and_in_crowds_with_and_without_a_known_prefix() -> None:

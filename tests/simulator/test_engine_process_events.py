@@ -262,9 +262,9 @@ async def test_a_stopped_reader_does_not_hold_a_single_step_up() -> None:
         )  # fmt: skip
         try:
             assert reader.stdout is not None
-            heard = asyncio.create_task(reader.stdout.readline())
+            last_seen = asyncio.create_task(reader.stdout.readline())
             number = 0
-            while not heard.done():
+            while not last_seen.done():
                 number += 1
                 await engine.generate(input_ids=[number] * 3, sampling_params={"max_new_tokens": 1})
             os.kill(reader.pid, signal.SIGSTOP)

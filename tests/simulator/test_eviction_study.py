@@ -86,7 +86,7 @@ def test_results_are_kept_and_shown(tmp_path: Path) -> None:
     assert again.outcomes == file.outcomes
     line = "| chat | 60k | – | – | – | – | **.300 ± .071** | .500 |"
     assert line in pages.table(again.outcomes.values()).splitlines()
-    assert "| chat | 60k | .300 ± .071 | .300 ± .071 |" in pages.granules(again.outcomes.values())
+    assert "| chat | 60k | .300 ± .071 | .300 ± .071 |" in pages.blocks(again.outcomes.values())
     assert pages.plot(again.outcomes.values()).startswith(b"\x89PNG")
 
 
@@ -108,7 +108,7 @@ def test_the_documentation_shows_the_table_of_the_committed_results() -> None:
     outcomes = OutcomeFile(docs / "results/eviction/hit_rates.csv").outcomes.values()
     text = (docs / "eviction.md").read_text(encoding="utf-8")
     assert pages.table(outcomes) in text
-    assert pages.granules(outcomes) in text
+    assert pages.blocks(outcomes) in text
     assert (docs / "results/eviction/table.md").read_text(encoding="utf-8").startswith(pages.table(outcomes))
 
 

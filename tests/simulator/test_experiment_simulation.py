@@ -205,9 +205,9 @@ def test_requests_before_the_first_byte_go_to_another_worker_and_later_ones_are_
 def test_a_client_that_sends_cut_requests_again_loses_none() -> None:
     spec = Gsp(groups=20, prompts_per_group=1, lengths_tokens=(2048,), output_tokens=60)
     steady = scenario(workload=spec, policy="round_robin", workers=[WorkerSpec()] * 2)
-    hurt = replace(steady, failures=[Failure(worker=0, killed_ms=900)])
-    cut = {r.request_id for r in simulate(hurt).records if r.outcome is Outcome.FAILED}
-    records = by_id(simulate(replace(hurt, resubmissions=1)))
+    fault = replace(steady, failures=[Failure(worker=0, killed_ms=900)])
+    cut = {r.request_id for r in simulate(fault).records if r.outcome is Outcome.FAILED}
+    records = by_id(simulate(replace(fault, resubmissions=1)))
     assert all(r.outcome is Outcome.COMPLETED for r in records.values())
     assert {name for name, r in records.items() if r.resubmissions} == cut
     for name in cut:
@@ -281,9 +281,9 @@ def test_reports_stay_away_only_while_they_would_repeat_themselves() -> None:
     result = Simulation(scenario(workload=spec, workers=[WorkerSpec()] * 2), policy=watched, index=index).run()
     second = max(record.arrival_ms for record in result.records)
     assert second > 1e9
-    heard = [now for now, event, _ in watched.told if isinstance(event, LoadReport) and event.worker == "w0/0"]
-    assert heard[:10] == [1000 * (i + 1) + 1 for i in range(10)]
-    before = [now for now in heard if now < second]
+    last_seen = [now for now, event, _ in watched.told if isinstance(event, LoadReport) and event.worker == "w0/0"]
+    assert last_seen[:10] == [1000 * (i + 1) + 1 for i in range(10)]
+    before = [now for now in last_seen if now < second]
     assert second - before[-1] <= 1001
     assert (before[-1] - 1) % 1000 == 0
     assert len(before) < 4000

@@ -1,7 +1,7 @@
 """Which message may be applied: fences by epoch and sequence number.
 
 Messages come late, twice, not at all, or from a process that no longer exists. A fence sees their numbers before
-anybody sees their content, and gives a verdict; only what it lets through in order changes a cache view.
+anybody sees their content, and gives a decision; only what it lets through in order changes a cache view.
 
 `BatchOrder` guards one engine's event batches, which carry a sequence number and nothing else. `SyncOrder` guards
 the messages of all workers at a router, which carry worker, epoch and sequence number and come on streams that
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kvrouting_core.identity import WorkerId
 
 
-class Verdict(enum.Enum):
+class FencingDecision(enum.Enum):
     """What to do with a message."""
 
     APPLY = "apply"  # it is the next one
@@ -27,31 +27,31 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ruling:
-    """A verdict with its reason.
+class FencingResult:
+    """A decision with its reason.
 
     missing: with GAP, the sequence numbers to replay; None if a replay cannot help, only a snapshot.
     """
 
-    verdict: Verdict
+    decision: FencingDecision
     reason: str
     missing: range | None = None
 
 
-def _ruling_in_sequence(expected: int, sequence: int) -> Ruling:
-    """The verdict where numbers alone decide."""
+def _result_in_sequence(expected: int, sequence: int) -> FencingResult:
+    """The decision where numbers alone decide."""
     if sequence == expected:
         return _NEXT
     if sequence < expected:
-        return Ruling(verdict=Verdict.DUPLICATE, reason=f"{sequence} is covered: {expected} is next")
-    return Ruling(
-        verdict=Verdict.GAP,
+        return FencingResult(decision=FencingDecision.DUPLICATE, reason=f"{sequence} is covered: {expected} is next")
+    return FencingResult(
+        decision=FencingDecision.GAP,
         reason=f"{sequence} came where {expected} is next",
         missing=range(expected, sequence),
     )
 
 
-_NEXT = Ruling(verdict=Verdict.APPLY, reason="next in sequence")
+_NEXT = FencingResult(decision=FencingDecision.APPLY, reason="next in sequence")
 
 
 class _Remembered:
@@ -93,7 +93,7 @@ class BatchOrder:
         self._epoch: str | None = None
         self._next: int | None = None
         self._last_live: int | None = None
-        self._doubt: str | None = "not started"
+        self._desync_reason: str | None = "not started"
 
     @property
     def epoch(self) -> str | None:
@@ -116,38 +116,38 @@ class BatchOrder:
         if next_sequence is not None and next_sequence < 0:
             raise ValueError(f"next_sequence {next_sequence} must be 0 or more")
         self._bury_unless(epoch)
-        self._epoch, self._next, self._last_live, self._doubt = epoch, next_sequence, None, None
+        self._epoch, self._next, self._last_live, self._desync_reason = epoch, next_sequence, None, None
 
-    def learn_epoch(self, epoch: str) -> Ruling:
+    def learn_epoch(self, epoch: str) -> FencingResult:
         """The engine, asked beside the stream, says which process it is.
 
         APPLY: the one listened to. RESTART: another one. STALE: the late answer of a former one.
         """
         if (None, epoch) in self._dead:
-            return Ruling(verdict=Verdict.STALE, reason=f"epoch {epoch!r} was given up for a newer one")
-        if self._epoch is None and self._doubt is None:
+            return FencingResult(decision=FencingDecision.STALE, reason=f"epoch {epoch!r} was given up for a newer one")
+        if self._epoch is None and self._desync_reason is None:
             self._epoch = epoch
-        if epoch == self._epoch and self._doubt is None:
-            return Ruling(verdict=Verdict.APPLY, reason="epoch unchanged")
+        if epoch == self._epoch and self._desync_reason is None:
+            return FencingResult(decision=FencingDecision.APPLY, reason="epoch unchanged")
         if epoch != self._epoch:
-            self._doubt = f"epoch {epoch!r} follows {self._epoch!r}"
-        return Ruling(verdict=Verdict.RESTART, reason=self._doubt or "epoch changed")
+            self._desync_reason = f"epoch {epoch!r} follows {self._epoch!r}"
+        return FencingResult(decision=FencingDecision.RESTART, reason=self._desync_reason or "epoch changed")
 
-    def judge(self, sequence: int, *, replayed: bool = False) -> Ruling:
+    def judge(self, sequence: int, *, replayed: bool = False) -> FencingResult:
         """May this batch be applied now? APPLY advances the order.
 
         replayed: it was asked for, and is not from the live stream.
         """
         if not replayed and self._last_live is not None and sequence <= self._last_live:
-            self._doubt = f"the live stream went back from {self._last_live} to {sequence}"
-        if self._doubt is not None:
-            return Ruling(verdict=Verdict.RESTART, reason=self._doubt)
+            self._desync_reason = f"the live stream went back from {self._last_live} to {sequence}"
+        if self._desync_reason is not None:
+            return FencingResult(decision=FencingDecision.RESTART, reason=self._desync_reason)
         if not replayed:
             self._last_live = sequence
-        ruling = _ruling_in_sequence(sequence if self._next is None else self._next, sequence)
-        if ruling.verdict is Verdict.APPLY:
+        result = _result_in_sequence(sequence if self._next is None else self._next, sequence)
+        if result.decision is FencingDecision.APPLY:
             self._next = sequence + 1
-        return ruling
+        return result
 
     def _bury_unless(self, epoch: str | None) -> None:
         if self._epoch is not None and self._epoch != epoch:
@@ -155,14 +155,14 @@ class BatchOrder:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opening:
+class HandshakeResult:
     """The answer to a Hello.
 
-    verdict: APPLY: a first contact, or the known process again; RESTART: a new process of a known worker, its former
+    decision: APPLY: a first contact, or the known process again; RESTART: a new process of a known worker, its former
     view is void; STALE: refused. stream: the number under which this stream's messages are judged; None if refused.
     """
 
-    verdict: Verdict
+    decision: FencingDecision
     reason: str
     stream: int | None
 
@@ -192,7 +192,7 @@ class SyncOrder:
         self._standings: dict[WorkerId, _Standing] = {}
         self._streams_opened = 0
 
-    def hello(self, worker: WorkerId, epoch: str) -> Opening:
+    def hello(self, worker: WorkerId, epoch: str) -> HandshakeResult:
         """A stream opens. An accepted one supersedes the worker's former stream; deltas wait for its snapshot.
 
         Raises: ValueError for an empty epoch.
@@ -201,38 +201,38 @@ class SyncOrder:
             raise ValueError(f"worker {worker} sent an empty epoch: each engine process needs one of its own")
         if (worker, None) in self._tombstones:
             reason = f"worker {worker} left for good: whatever comes in its place needs a pod uid of its own"
-            return Opening(verdict=Verdict.STALE, reason=reason, stream=None)
+            return HandshakeResult(decision=FencingDecision.STALE, reason=reason, stream=None)
         if (worker, epoch) in self._tombstones:
             reason = (
                 f"epoch {epoch!r} of {worker} gave way to another engine process: if both run, their sidecars were"
                 " given the same pod uid"
             )
-            return Opening(verdict=Verdict.STALE, reason=reason, stream=None)
+            return HandshakeResult(decision=FencingDecision.STALE, reason=reason, stream=None)
         former = self._former_epoch(worker)
         self._streams_opened += 1
         self._away.pop(worker, None)
         self._standings[worker] = _Standing(stream=self._streams_opened, epoch=epoch)
         if former is None or former == epoch:
             reason = "first contact" if former is None else "the same process again"
-            return Opening(verdict=Verdict.APPLY, reason=reason, stream=self._streams_opened)
+            return HandshakeResult(decision=FencingDecision.APPLY, reason=reason, stream=self._streams_opened)
         self._tombstones.add(worker, former)
-        return Opening(
-            verdict=Verdict.RESTART, reason=f"epoch {epoch!r} follows {former!r}", stream=self._streams_opened
+        return HandshakeResult(
+            decision=FencingDecision.RESTART, reason=f"epoch {epoch!r} follows {former!r}", stream=self._streams_opened
         )
 
-    def judge(self, worker: WorkerId, *, stream: int, epoch: str, sequence: int) -> Ruling:
+    def judge(self, worker: WorkerId, *, stream: int, epoch: str, sequence: int) -> FencingResult:
         """May this delta be applied now? APPLY advances the order. GAP without `missing`: no snapshot yet."""
         standing = self._standings.get(worker)
         if standing is None or (standing.stream, standing.epoch) != (stream, epoch):
             return self._foreign(worker, standing, stream, epoch)
         if standing.next_sequence is None:
-            return Ruling(verdict=Verdict.GAP, reason="no snapshot on this stream yet")
-        ruling = _ruling_in_sequence(standing.next_sequence, sequence)
-        if ruling.verdict is Verdict.APPLY:
+            return FencingResult(decision=FencingDecision.GAP, reason="no snapshot on this stream yet")
+        result = _result_in_sequence(standing.next_sequence, sequence)
+        if result.decision is FencingDecision.APPLY:
             standing.next_sequence += 1
-        return ruling
+        return result
 
-    def judge_snapshot(self, worker: WorkerId, *, stream: int, epoch: str, next_sequence: int | None) -> Ruling:
+    def judge_snapshot(self, worker: WorkerId, *, stream: int, epoch: str, next_sequence: int | None) -> FencingResult:
         """May this chunk of a snapshot be used? APPLY or STALE, or RESTART for an epoch that said no Hello.
 
         next_sequence: in the last chunk, the number of the next delta: the order goes on from there. None: not the
@@ -243,14 +243,14 @@ class SyncOrder:
             return self._foreign(worker, standing, stream, epoch)
         if next_sequence is not None:
             if next_sequence < (standing.next_sequence or 0):
-                return Ruling(
-                    verdict=Verdict.STALE,
+                return FencingResult(
+                    decision=FencingDecision.STALE,
                     reason=f"snapshot before {next_sequence}, and {standing.next_sequence} is next",
                 )
             standing.next_sequence = next_sequence
-        return Ruling(verdict=Verdict.APPLY, reason="snapshot of the current stream")
+        return FencingResult(decision=FencingDecision.APPLY, reason="snapshot of the current stream")
 
-    def judge_position(self, worker: WorkerId, *, stream: int, epoch: str, next_sequence: int) -> Ruling:
+    def judge_position(self, worker: WorkerId, *, stream: int, epoch: str, next_sequence: int) -> FencingResult:
         """Does a heartbeat's count and digest describe the present view? Changes nothing.
 
         APPLY: yes. GAP: deltas before it are missing. DUPLICATE: it describes an earlier view. STALE, RESTART: as
@@ -260,8 +260,8 @@ class SyncOrder:
         if standing is None or (standing.stream, standing.epoch) != (stream, epoch):
             return self._foreign(worker, standing, stream, epoch)
         if standing.next_sequence is None:
-            return Ruling(verdict=Verdict.GAP, reason="no snapshot on this stream yet")
-        return _ruling_in_sequence(standing.next_sequence, next_sequence)
+            return FencingResult(decision=FencingDecision.GAP, reason="no snapshot on this stream yet")
+        return _result_in_sequence(standing.next_sequence, next_sequence)
 
     def leave(self, worker: WorkerId, *, for_good: bool) -> None:
         """The worker is gone: fence what is still under way from it.
@@ -286,12 +286,18 @@ class SyncOrder:
         standing = self._standings.get(worker)
         return standing.epoch if standing else self._away.get(worker)
 
-    def _foreign(self, worker: WorkerId, standing: _Standing | None, stream: int, epoch: str) -> Ruling:
+    def _foreign(self, worker: WorkerId, standing: _Standing | None, stream: int, epoch: str) -> FencingResult:
         """A message that is not from the current stream and epoch of its worker."""
         if standing is None:
-            return Ruling(verdict=Verdict.STALE, reason=f"worker {worker} has no open stream")
+            return FencingResult(decision=FencingDecision.STALE, reason=f"worker {worker} has no open stream")
         if standing.stream != stream:
-            return Ruling(verdict=Verdict.STALE, reason=f"stream {stream} gave way to {standing.stream}")
+            return FencingResult(
+                decision=FencingDecision.STALE, reason=f"stream {stream} gave way to {standing.stream}"
+            )
         if (worker, epoch) in self._tombstones:
-            return Ruling(verdict=Verdict.STALE, reason=f"epoch {epoch!r} gave way to {standing.epoch!r}")
-        return Ruling(verdict=Verdict.RESTART, reason=f"epoch {epoch!r} on the stream of {standing.epoch!r}")
+            return FencingResult(
+                decision=FencingDecision.STALE, reason=f"epoch {epoch!r} gave way to {standing.epoch!r}"
+            )
+        return FencingResult(
+            decision=FencingDecision.RESTART, reason=f"epoch {epoch!r} on the stream of {standing.epoch!r}"
+        )

@@ -305,7 +305,7 @@ class RadixCache:
         More than asked for is freed by rounding up to pages, and by policies that take whole leaves.
         """
         used = self._used
-        for record, pages in self._policy.choose(-(-tokens // self._page_size), self._uncover):
+        for record, pages in self._policy.choose(-(-tokens // self._page_size), self._expose_parent):
             self._cut(record, pages)
         return (used - self._used) // TOKEN_BYTES
 
@@ -381,7 +381,7 @@ class RadixCache:
             node.locks += 1
             node = node.parent
 
-    def _uncover(self, record: NodeRecord) -> NodeRecord | None:
+    def _expose_parent(self, record: NodeRecord) -> NodeRecord | None:
         """Takes a leaf that is wholly chosen off its parent; returns the parent's record if that is now
         evictable.
         """
@@ -390,11 +390,11 @@ class RadixCache:
         del parent.children[bytes(node.edge[: self._page_bytes])]
         if parent.children or parent.locks or parent.parent is None:
             return None
-        uncovered: NodeRecord = parent.record
-        return uncovered
+        exposed: NodeRecord = parent.record
+        return exposed
 
     def _cut(self, record: NodeRecord, pages: int) -> None:
-        """Removes the last pages of a leaf, or all of it once `_uncover` has taken it off."""
+        """Removes the last pages of a leaf, or all of it once `_expose_parent` has taken it off."""
         node: CacheNode = record.owner
         size = pages * self._page_bytes
         self._used -= size

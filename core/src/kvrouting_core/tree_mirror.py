@@ -22,7 +22,7 @@ from kvrouting_core.page_runs import PageRun
 _MASK = (1 << 64) - 1
 
 
-class MirrorInDoubtError(Exception):
+class MirrorDesynchronizedError(Exception):
     """An event does not fit what the mirror holds, so one was lost; the mirror needs a snapshot."""
 
 
@@ -105,7 +105,7 @@ class TreeMirror:
         if self._is_contested(parent_page_hash, page_hashes, namespace, known=known):
             return self._contest(parent_page_hash, page_hashes, namespace)
         extends: list[Delta] = []
-        for first, end in self._new_stretches(page_hashes) if known else ((0, len(page_hashes)),):
+        for first, end in self._new_intervals(page_hashes) if known else ((0, len(page_hashes)),):
             before = page_hashes[first - 1] if first else parent_page_hash
             tokens = token_ids[first * page_size : end * page_size]
             self._place(before, page_hashes[first:end], tokens, page_size, namespace, extends)
@@ -156,7 +156,9 @@ class TreeMirror:
         self._settling = False
         lonely = [parent for parent in self._waiting if parent not in self._contested]
         if lonely:
-            raise MirrorInDoubtError(f"{len(lonely)} pages were never stored and have children, one is {lonely[0]}")
+            raise MirrorDesynchronizedError(
+                f"{len(lonely)} pages were never stored and have children, one is {lonely[0]}"
+            )
 
     def snapshot(self, chunk_blocks: int = 1024) -> Iterator[Extend]:
         """All present blocks, each once, parents first, at most chunk_blocks in a delta.
@@ -191,7 +193,7 @@ class TreeMirror:
         if parent is None or self._settling or parent in self._contested:
             return True
         if self._exact:
-            raise MirrorInDoubtError(f"a page was stored after page {parent}, which is unknown")
+            raise MirrorDesynchronizedError(f"a page was stored after page {parent}, which is unknown")
         return False
 
     def _any_live(self, page_hashes: Sequence[int]) -> bool:
@@ -200,22 +202,22 @@ class TreeMirror:
             return page_hashes[0] in self._pages  # each live page's parent is live, too
         return not self._pages.keys().isdisjoint(page_hashes)
 
-    def _new_stretches(self, page_hashes: Sequence[int]) -> list[tuple[int, int]]:
+    def _new_intervals(self, page_hashes: Sequence[int]) -> list[tuple[int, int]]:
         """Where pages follow one another that are not live: first..end-1."""
         if len(set(page_hashes)) != len(page_hashes):
             raise ValueError(f"a page appears twice among {len(page_hashes)} consecutive ones")
-        stretches: list[tuple[int, int]] = []
+        intervals: list[tuple[int, int]] = []
         first = None
         for index, page in enumerate(page_hashes):
             if page in self._pages:
                 if first is not None:
-                    stretches.append((first, index))
+                    intervals.append((first, index))
                 first = None
             elif first is None:
                 first = index
         if first is not None:
-            stretches.append((first, len(page_hashes)))
-        return stretches
+            intervals.append((first, len(page_hashes)))
+        return intervals
 
     def _place(
         self,
@@ -244,7 +246,7 @@ class TreeMirror:
         live_before = len(self._pages)
         self._pages.update(entries)
         if len(self._pages) != live_before + len(entries):
-            raise MirrorInDoubtError(f"a page behind page {before} is live with another parent")
+            raise MirrorDesynchronizedError(f"a page behind page {before} is live with another parent")
         self._page_sum += sum(page_hashes)
         if run is not base:
             self._hang(run, base, index)
@@ -323,7 +325,7 @@ class TreeMirror:
         unknown = [page for page in page_hashes if page not in self._pages]
         lost = [page for page in unknown if page not in self._contested]
         if lost and self._exact and not self._settling:
-            raise MirrorInDoubtError(f"{len(lost)} unknown pages were removed, one is {lost[0]}")
+            raise MirrorDesynchronizedError(f"{len(lost)} unknown pages were removed, one is {lost[0]}")
         released = self._contested.intersection(unknown)
         self._contested -= released
         self._page_sum -= sum(released)

@@ -35,7 +35,7 @@ class PolicyLeaves(set[Any]):
             super().discard(node)
             self._policy.pinned(node.record)
 
-    def add_uncovered(self, node: Any) -> None:
+    def add_exposed(self, node: Any) -> None:
         """The node has become a leaf while the policy chooses; the policy knows."""
         super().add(node)
 

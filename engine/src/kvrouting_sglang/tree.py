@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from kvrouting_core.eviction import EvictionPolicy, NodeRecord, PathAccess, TreeSite
 from kvrouting_sglang.event_ledger import EventLedger
 from kvrouting_sglang.leaf_set import PolicyLeaves
-from kvrouting_sglang.node_shelf import NodeShelf
+from kvrouting_sglang.node_store import NodeStore
 
 
 @dataclass
@@ -48,7 +48,7 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
 
     def __init__(self, params: PolicyInitParams, components: Any) -> None:
         self.policy = params.policy
-        self.live_nodes = NodeShelf()
+        self.live_nodes = NodeStore()
         self.version = 0
         self.evicted_tokens = 0
         self._born_of_split: int | None = None
@@ -96,7 +96,7 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         slots: list[Any] = []
         hashes: list[int] = []
         freed = 0
-        for record, count in self.policy.choose(pages, self._uncover):
+        for record, count in self.policy.choose(pages, self._expose_parent):
             freed += count * self.page_size
             self.version += 1
             slots.append(self._cut(record, count, hashes))
@@ -106,7 +106,7 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         self.kv_events.record_tails(hashes)
         return slots
 
-    def _uncover(self, record: NodeRecord) -> NodeRecord | None:
+    def _expose_parent(self, record: NodeRecord) -> NodeRecord | None:
         """Takes a wholly chosen leaf off its parent; the parent's record, if that is now an unlocked leaf."""
         node = record.owner
         parent = node.parent
@@ -115,9 +115,9 @@ class PolicyTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         self._remove_leaf_from_parent(node)
         if not self._is_device_leaf(parent):
             return None
-        leaves.add_uncovered(parent)
-        uncovered: NodeRecord = parent.record
-        return uncovered
+        leaves.add_exposed(parent)
+        exposed: NodeRecord = parent.record
+        return exposed
 
     def _cut(self, record: NodeRecord, pages: int, hashes: list[int]) -> Any:
         """Removes a leaf's last pages, or all of it once it is off its parent; its published hashes go to `hashes`."""

@@ -121,7 +121,7 @@ class EngineProbes:
         if known is None or not known.synced:
             facts = await self._with_capacity(facts)
             self._pool.introduce(facts)
-        self._pool.heard(facts.worker)
+        self._pool.last_seen(facts.worker)
         self._pool.synced(facts.worker)
         self._pool.refresh()
 

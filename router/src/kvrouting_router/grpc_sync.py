@@ -189,14 +189,14 @@ class WorkerSyncService(sync_pb2_grpc.WorkerSyncServicer):
         """Runs until the worker, its successor on the same identity, or this router ends the stream."""
         await self._check_token(context)
         facts = await self._handshake(context)
-        opening = self._pool.hello(facts)
-        if opening.stream is None:
-            await self._refuse(context, HandshakeRefusedError("gone", opening.reason))
+        handshake = self._pool.hello(facts)
+        if handshake.stream is None:
+            await self._refuse(context, HandshakeRefusedError("gone", handshake.reason))
         _logger.info(
             "worker joined the sync",
-            extra={"fields": {"worker": facts.worker, "epoch": facts.epoch, "how": opening.reason}},
+            extra={"fields": {"worker": facts.worker, "epoch": facts.epoch, "how": handshake.reason}},
         )
-        await self._run(context, facts, opening.stream)
+        await self._run(context, facts, handshake.stream)
 
     async def _run(self, context: Context, facts: WorkerFacts, stream: int) -> None:
         outbox: asyncio.Queue[Reply] = asyncio.Queue()

@@ -57,7 +57,7 @@ def worker_view(pool: Pool, worker: Worker, belief: WorkerBelief | None, *, now_
         "capacity_tokens": facts.capacity_tokens,
         "page_size_tokens": facts.page_size_tokens,
         "in_flight": pool.dispatcher.in_flight(facts.worker),
-        "sync_lag_s": round(now_s - worker.heard_s, 3),
+        "sync_lag_s": round(now_s - worker.last_seen_s, 3),
         "resyncs": worker.resyncs,
         "tokenizer_mismatch": worker.facts.tokenizer_mismatch,
         "breaker_open": worker.breaker.is_open,
@@ -229,7 +229,7 @@ class PoolCollector(Collector):
                 "Tokens that the engine holds, as its sidecar says",
                 lambda w: w.vitals.cached_tokens if w.vitals else 0,
             ),
-            "sync_lag_seconds": ("Since the worker was last heard", lambda w: now_s - w.heard_s),
+            "sync_lag_seconds": ("Since the worker was last heard", lambda w: now_s - w.last_seen_s),
             "approximate_worker": (
                 "1 if the view is guessed from own decisions",
                 lambda w: float(w.mirror is Mirror.APPROXIMATE),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from kvrouting_core.event_order import Opening, SyncOrder, Verdict
+from kvrouting_core.event_order import FencingDecision, HandshakeResult, SyncOrder
 from kvrouting_core.identity import WorkerId
 from kvrouting_core.prefix_index import PrefixIndex
 from kvrouting_core.routing.events import LoadReport, RoutingRequest, WorkerGone, WorkerJoined, WorkerPaused
@@ -82,14 +82,14 @@ class Pool:
 
     # --- workers ---
 
-    def hello(self, facts: WorkerFacts) -> Opening:
+    def hello(self, facts: WorkerFacts) -> HandshakeResult:
         """A stream opens. A refused one (late, of a process or pod that is gone) changes nothing."""
-        opening = self.order.hello(facts.worker, facts.epoch)
-        if opening.stream is None:
+        handshake = self.order.hello(facts.worker, facts.epoch)
+        if handshake.stream is None:
             self._metrics.fenced.inc()
-            return opening
-        self.introduce(facts, restarted=opening.verdict is Verdict.RESTART)
-        return opening
+            return handshake
+        self.introduce(facts, restarted=handshake.decision is FencingDecision.RESTART)
+        return handshake
 
     def introduce(self, facts: WorkerFacts, *, restarted: bool = False) -> Worker:
         """Takes a worker in. One that had its address before is gone; an earlier epoch's tree is dropped at once."""
@@ -124,12 +124,12 @@ class Pool:
             known.left = f"drained ({reason})"
             self.refresh()
 
-    def heard(self, worker: WorkerId, vitals: Vitals | None = None) -> None:
+    def last_seen(self, worker: WorkerId, vitals: Vitals | None = None) -> None:
         """The worker gave a sign of life; its load goes to the policy."""
         known = self.registry.get(worker)
         if known is None:
             return
-        known.heard_s = self._now_s()
+        known.last_seen_s = self._now_s()
         if vitals is not None:
             known.vitals = vitals
             if vitals.load is not None and worker in self._known_to_policy:

@@ -49,7 +49,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpaquePrompt:
-    """Something that only the engine understands (embeddings): weighed by its size, never matched."""
+    """Something that only the engine understands (embeddings): estimated by its size, never matched."""
 
     size_bytes: int
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvrouting_core.event_order import Verdict
+from kvrouting_core.event_order import FencingDecision
 from kvrouting_core.identity import WorkerId
 from kvrouting_router.metrics import RouterMetrics
 from kvrouting_router.pool import Pool
@@ -129,8 +129,8 @@ class SyncSession:
     async def snapshot(self, *, epoch: str, first: bool, last: bool, next_sequence: int, runs: Sequence[Run]) -> None:
         """One chunk. The last one makes the new view the present one in one step."""
         self._count_message()
-        ruling = self._pool.order.judge_snapshot(self._worker, stream=self._stream, epoch=epoch, next_sequence=None)
-        if ruling.verdict is not Verdict.APPLY:
+        result = self._pool.order.judge_snapshot(self._worker, stream=self._stream, epoch=epoch, next_sequence=None)
+        if result.decision is not FencingDecision.APPLY:
             self._metrics.fenced.inc()
             return
         if first:
@@ -146,17 +146,17 @@ class SyncSession:
 
     def _finish_snapshot(self, next_sequence: int) -> None:
         self._in_snapshot = False
-        ruling = self._pool.order.judge_snapshot(
+        result = self._pool.order.judge_snapshot(
             self._worker, stream=self._stream, epoch=self._epoch, next_sequence=next_sequence
         )
-        if ruling.verdict is not Verdict.APPLY:
+        if result.decision is not FencingDecision.APPLY:
             # Another stream may have taken over while this one gave way to other work.
             self._metrics.fenced.inc()
             return
         self._index.commit_snapshot(self._worker)
         self._asked_s = None
         self._claim = None
-        self._pool.heard(self._worker)
+        self._pool.last_seen(self._worker)
         self._pool.synced(self._worker)
         self._pool.view_grew(self._worker)
 
@@ -165,12 +165,12 @@ class SyncSession:
     ) -> None:
         """One change, in order or not at all."""
         self._count_message()
-        ruling = self._pool.order.judge(self._worker, stream=self._stream, epoch=epoch, sequence=sequence)
-        if ruling.verdict is Verdict.GAP:
+        result = self._pool.order.judge(self._worker, stream=self._stream, epoch=epoch, sequence=sequence)
+        if result.decision is FencingDecision.GAP:
             if not self._in_snapshot:
-                self.request_snapshot(f"gap: {ruling.reason}")
+                self.request_snapshot(f"gap: {result.reason}")
             return
-        if ruling.verdict is not Verdict.APPLY:
+        if result.decision is not FencingDecision.APPLY:
             self._metrics.fenced.inc()
             return
         self.is_applying = True
@@ -178,7 +178,7 @@ class SyncSession:
             await self._apply(clear, trimmed, extended)
         finally:
             self.is_applying = False
-        self._pool.heard(self._worker)
+        self._pool.last_seen(self._worker)
         self._pool.view_grew(self._worker)
         self._compare_if_due(sequence + 1)
 
@@ -203,8 +203,8 @@ class SyncSession:
             if (
                 self._pool.order.judge_snapshot(
                     self._worker, stream=self._stream, epoch=self._epoch, next_sequence=None
-                ).verdict
-                is not Verdict.APPLY
+                ).decision
+                is not FencingDecision.APPLY
             ):
                 return
             add(self._worker, part)
@@ -224,31 +224,31 @@ class SyncSession:
         A claim that lies ahead means deltas that are still under way: it waits for them, and if they have not come
         by the next heartbeat, they are lost.
         """
-        ruling = self._pool.order.judge_position(
+        result = self._pool.order.judge_position(
             self._worker, stream=self._stream, epoch=epoch, next_sequence=next_sequence
         )
-        if ruling.verdict in (Verdict.STALE, Verdict.RESTART):
+        if result.decision in (FencingDecision.STALE, FencingDecision.RESTART):
             self._metrics.fenced.inc()
             return
-        self._pool.heard(self._worker, vitals)
-        if self._in_snapshot or (ruling.verdict is Verdict.GAP and ruling.missing is None):
+        self._pool.last_seen(self._worker, vitals)
+        if self._in_snapshot or (result.decision is FencingDecision.GAP and result.missing is None):
             return  # the first snapshot is still to come
         if self._asked_s is not None:
             self.request_snapshot("late snapshot: the one asked for has not come")
             return
         former = self._claim
         self._claim = _Claim(next_sequence=next_sequence, blocks=vitals.blocks, digest=digest)
-        if ruling.verdict is Verdict.APPLY:
+        if result.decision is FencingDecision.APPLY:
             self._compare_if_due(next_sequence)
-        elif ruling.verdict is Verdict.GAP and former is not None and self._is_ahead(former):
+        elif result.decision is FencingDecision.GAP and former is not None and self._is_ahead(former):
             self._claim = None
-            self.request_snapshot(f"gap: {ruling.reason}")
+            self.request_snapshot(f"gap: {result.reason}")
 
     def _is_ahead(self, claim: _Claim) -> bool:
-        ruling = self._pool.order.judge_position(
+        result = self._pool.order.judge_position(
             self._worker, stream=self._stream, epoch=self._epoch, next_sequence=claim.next_sequence
         )
-        return ruling.verdict is Verdict.GAP
+        return result.decision is FencingDecision.GAP
 
     def _compare_if_due(self, next_sequence: int) -> None:
         claim = self._claim

@@ -79,7 +79,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineLoad:
-    """The engine's own word on its load, and how old it was when it arrived."""
+    """The engine's report of its load, and its age on arrival."""
 
     running_requests: int
     waiting_requests: int
@@ -114,7 +114,7 @@ class Worker:
     facts: WorkerFacts
     breaker: Breaker
     agreement: Agreement
-    heard_s: float
+    last_seen_s: float
     state: WorkerState = WorkerState.SYNCING
     reason: str = "waits for its snapshot"
     since_s: float = 0.0
@@ -178,13 +178,13 @@ class WorkerRegistry:
         known = self._workers.get(facts.worker)
         if known is not None and known.facts.epoch == facts.epoch:
             known.facts = facts
-            known.heard_s = now_s
+            known.last_seen_s = now_s
             return known
         worker = Worker(
             facts=facts,
             breaker=Breaker(self._breaker_options),
             agreement=Agreement(block_size_tokens=self._block_size_tokens),
-            heard_s=now_s,
+            last_seen_s=now_s,
             since_s=now_s,
             restarted=known is not None,
         )
@@ -214,7 +214,7 @@ class WorkerRegistry:
         return changes
 
     def _derive(self, worker: Worker, now_s: float) -> tuple[WorkerState, str]:
-        silent_s = now_s - worker.heard_s
+        silent_s = now_s - worker.last_seen_s
         if worker.left:
             return WorkerState.GONE, worker.left
         if silent_s >= self._sync.gone_s:

@@ -22,7 +22,7 @@ from kvrouting_sidecar.grpc_conversation import (
 )
 from kvrouting_sidecar.rank import Rank
 from kvrouting_sidecar.router_names import RouterAddress
-from kvrouting_sidecar.router_streams import StreamSight
+from kvrouting_sidecar.router_streams import StreamStatus
 from kvrouting_sidecar.session import SessionError
 
 _log = logging.getLogger(__name__)
@@ -75,11 +75,11 @@ class RouterStream:
         self._last_error = ""
         self._refusal = ""
 
-    def sight(self) -> StreamSight:
+    def status(self) -> StreamStatus:
         """As of now."""
         talk = self._talk
         session = talk.session if talk else None
-        return StreamSight(
+        return StreamStatus(
             router=self._address.label,
             rank=self._rank.facts.identity.dp_rank,
             connected=session is not None,

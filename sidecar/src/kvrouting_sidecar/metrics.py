@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvrouting_sidecar.rank import Rank
-from kvrouting_sidecar.router_streams import StreamSight
+from kvrouting_sidecar.router_streams import StreamStatus
 from kvrouting_sidecar.sidecar import Sidecar
 
 _PREFIX = "kvrouting_sidecar"
@@ -35,7 +35,7 @@ class SidecarCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families."""
         yield from _of_ranks(self._sidecar.ranks)
-        yield from _of_streams(self._sidecar.streams.sights())
+        yield from _of_streams(self._sidecar.streams.statuses())
         yield from _of_process(self._sidecar)
 
 
@@ -90,7 +90,7 @@ def _count(counters: _Families, rank: Rank, number: str) -> None:
         ("replays", "Replays that the engine gave", counts.replays),
         ("replayed_batches", "Event batches that came by replay", counts.replayed_batches),
         ("engine_snapshots", "Snapshots of the engine's tree taken in", counts.snapshots),
-        ("doubts", "Times that the mirror could not be trusted any more", counts.doubts),
+        ("desyncs", "Times that the mirror could not be trusted any more", counts.desyncs),
         ("engine_restarts", "Engine processes after the first", counts.restarts),
         ("undecodable_batches", "Event batches that could not be read", counts.undecodable),
         ("dropped_batches", "Event batches dropped because the queue was full", dropped),
@@ -153,22 +153,22 @@ def _eviction(counters: _Families, gauges: _Families, rank: Rank, number: str) -
             families.add(name, text, [number], float(value))
 
 
-def _of_streams(sights: list[StreamSight]) -> Iterator[Metric]:
+def _of_streams(statuses: list[StreamStatus]) -> Iterator[Metric]:
     labels = ["router", "rank"]
     gauges, counters = _Families(GaugeMetricFamily, labels), _Families(CounterMetricFamily, labels)
-    for sight in sights:
-        values = [sight.router, str(sight.rank)]
+    for status in statuses:
+        values = [status.router, str(status.rank)]
         for name, text, value in (
-            ("router_connected", "1 while the router has welcomed the worker", float(sight.connected)),
-            ("router_unacknowledged_messages", "Messages not acknowledged", sight.unacknowledged_messages),
-            ("router_pending_blocks", "Blocks that the session holds in memory", sight.pending_blocks),
-            ("router_lag_seconds", "Age of the oldest change not acknowledged", sight.lag_s),
+            ("router_connected", "1 while the router has welcomed the worker", float(status.connected)),
+            ("router_unacknowledged_messages", "Messages not acknowledged", status.unacknowledged_messages),
+            ("router_pending_blocks", "Blocks that the session holds in memory", status.pending_blocks),
+            ("router_lag_seconds", "Age of the oldest change not acknowledged", status.lag_s),
         ):
             gauges.add(name, text, values, value)
         for name, text, count in (
-            ("router_messages", "Messages sent", sight.sent_messages),
-            ("router_snapshots", "Snapshots sent completely", sight.sent_snapshots),
-            ("router_connects", "Streams that the router welcomed", sight.connects),
+            ("router_messages", "Messages sent", status.sent_messages),
+            ("router_snapshots", "Snapshots sent completely", status.sent_snapshots),
+            ("router_connects", "Streams that the router welcomed", status.connects),
         ):
             counters.add(name, text, values, count)
     yield from gauges.all()

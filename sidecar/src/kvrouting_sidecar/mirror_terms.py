@@ -43,7 +43,7 @@ Need = NeedIdentity | NeedReplay | NeedSnapshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Speaker:
+class EventSource:
     """An engine process, by the epoch of its state socket, or by a fingerprint of its start. None: it has none."""
 
     epoch: str | None
@@ -73,6 +73,6 @@ class MirrorCounts:
     replays: int = 0
     replayed_batches: int = 0
     snapshots: int = 0
-    doubts: int = 0
+    desyncs: int = 0
     restarts: int = 0
     undecodable: int = 0

@@ -14,7 +14,7 @@ from kvrouting_sidecar.engine_info import EngineInfo
 from kvrouting_sidecar.engine_sockets import EngineSilentError, EngineSockets
 from kvrouting_sidecar.event_queue import Dropped, NewConnection, ReceivedBatch
 from kvrouting_sidecar.event_reader import Published
-from kvrouting_sidecar.mirror_terms import NeedIdentity, NeedReplay, NeedSnapshot, Speaker
+from kvrouting_sidecar.mirror_terms import EventSource, NeedIdentity, NeedReplay, NeedSnapshot
 from kvrouting_sidecar.rank_mirror import RankMirror
 from kvrouting_sidecar.wire_events import EngineState, UndecodableError, decode_batch
 
@@ -139,15 +139,15 @@ class RankFollower:
         """
         _log.info("asking which engine process speaks", extra={"reason": need.reason})
         await self._connected(self._published.connection)
-        speaker = await self._ask_who_speaks()
-        while not self.mirror.knows(speaker):
+        event_source = await self._ask_for_source()
+        while not self.mirror.knows(event_source):
             await self._connected(self._published.ask_for_new_connection())
-            confirmed = await self._ask_who_speaks()
-            if confirmed == speaker:
+            confirmed = await self._ask_for_source()
+            if confirmed == event_source:
                 break
-            speaker = confirmed
-        self._forget_before(self._published.connection if not self.mirror.knows(speaker) else 0)
-        self.mirror.identified(speaker, fallback_epoch=speaker.fingerprint or self._new_epoch_name())
+            event_source = confirmed
+        self._forget_before(self._published.connection if not self.mirror.knows(event_source) else 0)
+        self.mirror.identified(event_source, fallback_epoch=event_source.fingerprint or self._new_epoch_name())
 
     async def _connected(self, connection: int) -> None:
         """Wait until that connection or a later one stands."""
@@ -167,13 +167,13 @@ class RankFollower:
             if isinstance(item, NewConnection):
                 self._connection = item.number
 
-    async def _ask_who_speaks(self) -> Speaker:
+    async def _ask_for_source(self) -> EventSource:
         while True:
             state = await self._ask_state()
             info = await self._describe(limit_s=_FINGERPRINT_LIMIT_S if state else None)
             if state or info:
                 self._identity_backoff.reset()
-                return Speaker(
+                return EventSource(
                     epoch=state.epoch if state else None, fingerprint=info.start_fingerprint if info else None
                 )
             await asyncio.sleep(self._identity_backoff.next_s())

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator
 
 from kvrouting_core.blocks import ChainHasher
 from kvrouting_core.deltas import Delta, Extend
-from kvrouting_core.event_order import BatchOrder, Verdict
-from kvrouting_core.tree_mirror import MirrorInDoubtError, TreeMirror
+from kvrouting_core.event_order import BatchOrder, FencingDecision
+from kvrouting_core.tree_mirror import MirrorDesynchronizedError, TreeMirror
 from kvrouting_sidecar.mirror_terms import (
+    EventSource,
     MirrorCounts,
     MirrorListener,
     Need,
@@ -26,7 +27,6 @@ from kvrouting_sidecar.mirror_terms import (
     NeedReplay,
     NeedSnapshot,
     Source,
-    Speaker,
 )
 from kvrouting_sidecar.verification import PositionHistory, Verification
 from kvrouting_sidecar.wire_events import BlockRemoved, BlockStored, EngineState, Event
@@ -59,12 +59,12 @@ class RankMirror:
         self._settled = False
         self._settles_at: int | None = None
         self._gap: range | None = None
-        self._in_doubt = False
+        self._desynchronized = False
         self._history = PositionHistory()
         self.verification = Verification()
         self.counts = MirrorCounts()
         self.need: Need | None = NeedIdentity("not started")
-        self.doubt_reason = "not started"
+        self.desync_reason = "not started"
 
     # --- what may be said of it ---
 
@@ -84,7 +84,7 @@ class RankMirror:
     @property
     def in_sync(self) -> bool:
         """It may be shown: no snapshot is wanted or being taken in."""
-        return self._settled and not self._in_doubt
+        return self._settled and not self._desynchronized
 
     @property
     def next_sequence(self) -> int | None:
@@ -110,7 +110,7 @@ class RankMirror:
     def reason(self) -> str:
         """Why the mirror is not exact or not in sync; empty when all is well."""
         if not self.in_sync:
-            return self.doubt_reason
+            return self.desync_reason
         if self.source is Source.EXACT:
             return ""
         return f"{self._state_trouble}; the mirror is a subset of the engine's cache"
@@ -119,16 +119,16 @@ class RankMirror:
 
     def offer(self, sequence: int, events: Iterable[Event], *, replayed: bool = False) -> bool:
         """A batch. Returns: whether it is dealt with; False: it must be offered again when the need is met."""
-        ruling = self._order.judge(sequence, replayed=replayed)
-        if ruling.verdict is Verdict.APPLY:
+        result = self._order.judge(sequence, replayed=replayed)
+        if result.decision is FencingDecision.APPLY:
             self._apply(events)
             return True
-        if ruling.verdict is Verdict.DUPLICATE:
+        if result.decision is FencingDecision.DUPLICATE:
             self.counts.duplicates += 1
             return True
-        if ruling.verdict is Verdict.GAP:
-            return self._meet_gap(sequence, events, ruling.missing, replayed=replayed)
-        self._ask_who_speaks(ruling.reason)
+        if result.decision is FencingDecision.GAP:
+            return self._meet_gap(sequence, events, result.missing, replayed=replayed)
+        self._ask_for_source(result.reason)
         return False
 
     def undecodable(self, sequence: int, reason: str, *, replayed: bool = False) -> bool:
@@ -136,7 +136,7 @@ class RankMirror:
         if not self.offer(sequence, (), replayed=replayed):
             return False
         self.counts.undecodable += 1
-        self._doubt(reason)
+        self._desync_reason(reason)
         return True
 
     def batches_dropped(self) -> None:
@@ -146,9 +146,9 @@ class RankMirror:
 
     def connection_changed(self) -> None:
         """What follows may be missing batches, or come from another process."""
-        self._ask_who_speaks("a new connection to the engine's events")
+        self._ask_for_source("a new connection to the engine's events")
 
-    def _ask_who_speaks(self, reason: str) -> None:
+    def _ask_for_source(self, reason: str) -> None:
         self.need = NeedIdentity(reason)
         if self._epoch is not None and not self._tree_is_exact:
             # Without a state socket it takes seconds to learn whether the process is the same, and nothing proves
@@ -163,7 +163,7 @@ class RankMirror:
             self.need = NeedReplay(self._order.next_sequence or 0, f"batch {sequence} came early")
             return False
         # The engine no longer has what is missing.
-        self._doubt(f"batches {missing} can no longer be replayed")
+        self._desync_reason(f"batches {missing} can no longer be replayed")
         if self._tree_is_exact:
             return False
         return self.offer(sequence, events, replayed=True)
@@ -182,32 +182,32 @@ class RankMirror:
         self.need = None
         reached = self._order.next_sequence
         if gap is not None and reached is not None and reached < gap.stop:
-            self._doubt(failure or f"batches {range(reached, gap.stop)} can no longer be replayed")
+            self._desync_reason(failure or f"batches {range(reached, gap.stop)} can no longer be replayed")
         else:
             self._settle_if_reached()
 
     # --- who speaks ---
 
-    def knows(self, speaker: Speaker) -> bool:
+    def knows(self, event_source: EventSource) -> bool:
         """Whether it is the process behind the mirror."""
         if self._epoch is None:
             return False
-        if speaker.epoch is not None:
-            return speaker.epoch == self._engine_epoch
-        return speaker.fingerprint is not None and speaker.fingerprint == self._fingerprint
+        if event_source.epoch is not None:
+            return event_source.epoch == self._engine_epoch
+        return event_source.fingerprint is not None and event_source.fingerprint == self._fingerprint
 
-    def identified(self, speaker: Speaker, *, fallback_epoch: str) -> None:
+    def identified(self, event_source: EventSource, *, fallback_epoch: str) -> None:
         """This process speaks now. fallback_epoch: the name to give to one that has no epoch."""
-        known = self.knows(speaker)
+        known = self.knows(event_source)
         self.need = None
-        self._state_answers = speaker.epoch is not None
-        if speaker.fingerprint is not None or not known:
-            self._fingerprint = speaker.fingerprint
+        self._state_answers = event_source.epoch is not None
+        if event_source.fingerprint is not None or not known:
+            self._fingerprint = event_source.fingerprint
         if known:
             self._carry_on()
         else:
-            self._engine_epoch = speaker.epoch
-            self._begin(self._unused(speaker.epoch or fallback_epoch))
+            self._engine_epoch = event_source.epoch
+            self._begin(self._unused(event_source.epoch or fallback_epoch))
 
     def _unused(self, epoch: str) -> str:
         """A process that was taken for another one meanwhile comes back under a new name: the old one is void."""
@@ -220,8 +220,8 @@ class RankMirror:
         self._order.start(epoch=self._epoch, next_sequence=self._order.next_sequence)
         if self._state_answers and not self._tree_is_exact:
             self.need = NeedSnapshot("the state socket answers")
-        elif self._tree_is_exact and (self._in_doubt or not self._settled):
-            self.need = NeedSnapshot(self.doubt_reason)
+        elif self._tree_is_exact and (self._desynchronized or not self._settled):
+            self.need = NeedSnapshot(self.desync_reason)
         else:
             self._ask_replay("after a break of the stream")
 
@@ -232,7 +232,7 @@ class RankMirror:
         self._order.start(epoch=epoch, next_sequence=None)
         self._empty(exact=self._state_answers)
         self._settled = not self._state_answers
-        self.doubt_reason = "the engine's tree is not read yet"
+        self.desync_reason = "the engine's tree is not read yet"
         self._listener.new_epoch()
         if self._state_answers:
             self.need = NeedSnapshot("new engine process")
@@ -278,7 +278,7 @@ class RankMirror:
         self._empty(exact=True)
         self._tree.begin_snapshot()
         self._settled = False
-        self.doubt_reason = "taking in a snapshot of the engine's tree"
+        self.desync_reason = "taking in a snapshot of the engine's tree"
         self._order.start(epoch=self._epoch, next_sequence=position)
         return True
 
@@ -301,10 +301,10 @@ class RankMirror:
 
     def snapshot_failed(self, reason: str) -> None:
         """The engine did not give it; without a state socket the mirror goes on as a subset."""
-        self.doubt_reason = reason
+        self.desync_reason = reason
         if not self._state_answers:
             self.need = None
-            self._doubt(reason)
+            self._desync_reason(reason)
 
     # --- inside ---
 
@@ -316,11 +316,11 @@ class RankMirror:
                 deltas = _applied(self._tree, event)
                 if deltas and told:
                     self._listener.changed(deltas)
-        except (MirrorInDoubtError, ValueError) as error:
-            self._doubt(str(error))
+        except (MirrorDesynchronizedError, ValueError) as error:
+            self._desync_reason(str(error))
             return
         if self._limit_pages is not None and not self._tree_is_exact and self._tree.pages > self._limit_pages:
-            self._doubt(f"the mirror holds {self._tree.pages} pages, the engine at most {self._limit_pages}")
+            self._desync_reason(f"the mirror holds {self._tree.pages} pages, the engine at most {self._limit_pages}")
             return
         if self._settles_at is not None:
             self._settle_if_reached()
@@ -335,8 +335,8 @@ class RankMirror:
         self._settles_at = None
         try:
             self._tree.end_snapshot()
-        except MirrorInDoubtError as error:
-            self._doubt(str(error))
+        except MirrorDesynchronizedError as error:
+            self._desync_reason(str(error))
             return
         self._settled = True
         self._history.note(self._order.next_sequence or 0, self._tree.pages, self._tree.page_digest)
@@ -349,14 +349,14 @@ class RankMirror:
             return
         mismatch = self.verification.compare(self._history)
         if mismatch is not None:
-            self._doubt(mismatch)
+            self._desync_reason(mismatch)
 
-    def _doubt(self, reason: str) -> None:
-        self.counts.doubts += 1
-        self.doubt_reason = reason
+    def _desync_reason(self, reason: str) -> None:
+        self.counts.desyncs += 1
+        self.desync_reason = reason
         self._gap = None
         if self._state_answers:
-            self._in_doubt = True
+            self._desynchronized = True
             self.verification.lost()
             self.need = NeedSnapshot(reason)
             return
@@ -369,7 +369,7 @@ class RankMirror:
     def _empty(self, *, exact: bool) -> None:
         self._tree = TreeMirror(self._hasher, model=self._model, exact=exact)
         self._tree_is_exact = exact
-        self._in_doubt = False
+        self._desynchronized = False
         self._settles_at = None
         self._history.forget()
         self.verification.forget()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvrouting_sidecar.rank import Rank
-from kvrouting_sidecar.router_streams import StreamSight
+from kvrouting_sidecar.router_streams import StreamStatus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ def readiness(
     engine_healthy: bool,
     engine_url: str,
     ranks: Sequence[Rank],
-    streams: Sequence[StreamSight],
+    streams: Sequence[StreamStatus],
     require_eviction: str | None,
     draining: bool,
 ) -> list[Check]:
@@ -63,7 +63,7 @@ def _of_ranks(ranks: Sequence[Rank], why_not: Callable[[Rank], str]) -> str:
     return "; ".join(f"rank {number}: {reason}" for number, reason in found if reason)
 
 
-def _refused_by_all(streams: Sequence[StreamSight]) -> str:
+def _refused_by_all(streams: Sequence[StreamStatus]) -> str:
     """Empty unless some rank is refused by every router."""
     ranks = dict.fromkeys(stream.rank for stream in streams)
     refused = [
@@ -77,7 +77,7 @@ def _refused_by_all(streams: Sequence[StreamSight]) -> str:
     return f"every router refuses this worker ({'; '.join(reasons)})" if reasons else ""
 
 
-def _no_router(streams: Sequence[StreamSight]) -> str:
+def _no_router(streams: Sequence[StreamStatus]) -> str:
     if any(stream.connected for stream in streams):
         return ""
     errors = [f"{stream.router}: {stream.last_error}" for stream in streams if stream.last_error]

@@ -18,7 +18,7 @@ _LOOK_UP_WHILE_LOST_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StreamSight:
+class StreamStatus:
     """One stream, for metrics and pages.
 
     last_error: why it ended last; empty while the router welcomes it. refusal: the same, where the router itself said
@@ -47,7 +47,7 @@ class Stream(Protocol):
     async def farewell(self) -> None:
         """End it in order."""
 
-    def sight(self) -> StreamSight:
+    def status(self) -> StreamStatus:
         """As of now."""
         ...
 
@@ -102,13 +102,13 @@ class RouterStreams:
             step_s = min(left_s, _LOOK_UP_WHILE_LOST_S)
             await asyncio.sleep(step_s)
             left_s -= step_s
-            sights = self.sights()
-            if not sights or not all(sight.connected for sight in sights):
+            statuses = self.statuses()
+            if not statuses or not all(status.connected for status in statuses):
                 return
 
-    def sights(self) -> list[StreamSight]:
+    def statuses(self) -> list[StreamStatus]:
         """All streams."""
-        return [stream.sight() for stream in self._streams()]
+        return [stream.status() for stream in self._streams()]
 
     def announce_drain(self, announcement: int, reason: str) -> None:
         """To all routers, also those that come later."""

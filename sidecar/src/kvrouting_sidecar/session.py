@@ -141,7 +141,7 @@ class Session:
                 self._clear_all(delta)
             if self._snapshot_due:
                 return
-        self._weigh_difference()
+        self._count_difference()
 
     def replaced(self) -> None:
         """The mirror was built anew; how it differs from the old one is not known."""
@@ -255,7 +255,7 @@ class Session:
         self._added.clear()
         self._removed.clear()
 
-    def _weigh_difference(self) -> None:
+    def _count_difference(self) -> None:
         # Not while one is under way: a slow router would get beginnings of snapshots for ever.
         difference = len(self._added) + len(self._removed)
         if self._snapshot is None and difference > max(self._floor_blocks, self._view.blocks):
@@ -276,7 +276,7 @@ class Session:
             self._snapshot = None
             self._delivered_blocks = len(snapshot.blocks)
             self._delivered_digest = sum(snapshot.blocks) & _MASK
-            self._weigh_difference()
+            self._count_difference()
         return SnapshotPart(first=first, last=snapshot.exhausted, next_sequence=self._sequence, runs=runs)
 
     def _next_delta(self) -> DeltaPart:

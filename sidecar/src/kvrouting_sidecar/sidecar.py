@@ -21,7 +21,7 @@ from kvrouting_sidecar.engine_sockets import EngineSockets
 from kvrouting_sidecar.event_queue import EventQueue
 from kvrouting_sidecar.event_reader import EventReader, Published
 from kvrouting_sidecar.grpc_router_stream import RouterStream
-from kvrouting_sidecar.mirror_terms import Speaker
+from kvrouting_sidecar.mirror_terms import EventSource
 from kvrouting_sidecar.rank import Listeners, Rank, WorkerFacts
 from kvrouting_sidecar.rank_follower import RankFollower
 from kvrouting_sidecar.rank_mirror import RankMirror
@@ -70,7 +70,7 @@ class Sidecar:
             engine_healthy=self.engine is not None and self.engine.healthy,
             engine_url=self.settings.engine_url,
             ranks=self.ranks,
-            streams=self.streams.sights(),
+            streams=self.streams.statuses(),
             require_eviction=self.settings.require_eviction,
             draining=self.drain.announced,
         )
@@ -130,8 +130,8 @@ class Sidecar:
             info = await engine.describe()
             if info is not None and (rank.mirror.epoch is None or info.start_fingerprint != known):
                 known = info.start_fingerprint
-                speaker = Speaker(epoch=None, fingerprint=known)
-                rank.mirror.identified(speaker, fallback_epoch=known or self._new_epoch_name())
+                event_source = EventSource(epoch=None, fingerprint=known)
+                rank.mirror.identified(event_source, fallback_epoch=known or self._new_epoch_name())
             await asyncio.sleep(engine.pause_s)
 
     def _build_rank(self, info: EngineInfo, number: int, engine: EngineHttp, sockets: zmq.asyncio.Context) -> Rank:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvrouting_core.eviction import EvictionPolicy, PathAccess, TreeSite, Uncover
+from kvrouting_core.eviction import EvictionPolicy, ExposeParent, PathAccess, TreeSite
 
 
 class ToldAtTheInsert(EvictionPolicy[Any]):
@@ -41,8 +41,8 @@ class ToldAtTheInsert(EvictionPolicy[Any]):
     def pinned(self, record: Any) -> None:
         self._policy.pinned(record)
 
-    def choose(self, pages: int, uncover: Uncover) -> list[tuple[Any, int]]:
-        return self._policy.choose(pages, uncover)
+    def choose(self, pages: int, expose_parent: ExposeParent) -> list[tuple[Any, int]]:
+        return self._policy.choose(pages, expose_parent)
 
     def clear(self) -> None:
         self._policy.clear()

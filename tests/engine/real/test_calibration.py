@@ -43,8 +43,8 @@ async def test_the_error_of_the_prediction_falls_on_a_real_server(tmp_path: Path
     found = calibrate(observations)
     # What the router takes a class for that it does not know.
     guess = worker_class("L40").times
-    before = [prefill_error(guess, found.batches), decode_error(guess, found.stretches)]
-    after = [prefill_error(found.times, found.batches), decode_error(found.times, found.stretches)]
+    before = [prefill_error(guess, found.batches), decode_error(guess, found.intervals)]
+    after = [prefill_error(found.times, found.batches), decode_error(found.times, found.intervals)]
     for what, old, new in zip(("prefill batch", "decode step"), before, after, strict=True):
         print(f"{what}: median error (bias) {old.median:.0%} ({old.bias:+.0%}), now {new.median:.0%} ({new.bias:+.0%})")
     assert sum(error.median for error in after) < sum(error.median for error in before)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from kvrouting_simulator.demo.real_run import run_setup
-from kvrouting_simulator.demo.scenario import Hurt, sglang_scenario
+from kvrouting_simulator.demo.scenario import Fault, sglang_scenario
 from kvrouting_simulator.demo.sglang_engines import SglangEngines, write_model
 
 pytestmark = pytest.mark.timeout(1200)
@@ -26,7 +26,7 @@ async def test_real_servers_answer_every_request_although_one_is_killed(tmp_path
         scenario,
         gsp=replace(scenario.gsp, requests=REQUESTS),
         # It is away until all is over: a start takes most of a minute.
-        hurt=Hurt(worker=1, killed_ms=6_000, away_ms=600_000, busy_within_ms=6_000),
+        fault=Fault(worker=1, killed_ms=6_000, away_ms=600_000, busy_within_ms=6_000),
     )
     setup = scenario.setups[1]
     run = await run_setup(scenario, setup, folder=tmp_path / "logs", console=Console(quiet=True))

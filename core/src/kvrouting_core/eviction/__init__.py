@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kvrouting_core.eviction.adaptive import GuardedEviction, rlt_adaptive
-from kvrouting_core.eviction.base import EvictionPolicy, NodeRecord, PathAccess, TreeSite, Uncover
+from kvrouting_core.eviction.base import EvictionPolicy, ExposeParent, NodeRecord, PathAccess, TreeSite
 from kvrouting_core.eviction.optimum import Optimum
 from kvrouting_core.eviction.rlt import RandomizedLeafTokens
 from kvrouting_core.eviction.uniform import UniformLeafTokens
@@ -47,6 +47,7 @@ __all__ = [
     "LFU",
     "POLICIES",
     "EvictionPolicy",
+    "ExposeParent",
     "GuardedEviction",
     "LeafLRU",
     "NodeRecord",
@@ -55,7 +56,6 @@ __all__ = [
     "RandomizedLeafTokens",
     "SegmentedLRU",
     "TreeSite",
-    "Uncover",
     "UniformLeafTokens",
     "make_policy",
 ]

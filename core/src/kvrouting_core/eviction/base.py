@@ -32,7 +32,7 @@ class NodeRecord:
 
 R = TypeVar("R", bound=NodeRecord)
 
-Uncover = Callable[[Any], Any]
+ExposeParent = Callable[[Any], Any]
 """Given by the tree to `choose`: takes the record of a leaf all of whose pages are chosen, and returns the
 record of its parent if that has now become an evictable leaf, else None. To be called once per wholly
 chosen leaf, at once."""
@@ -125,13 +125,13 @@ class EvictionPolicy(ABC, Generic[R]):
         """The node is no longer an unlocked leaf: it got a child or a lock, or was removed by someone else."""
 
     @abstractmethod
-    def choose(self, pages: int, uncover: Uncover) -> list[tuple[R, int]]:
+    def choose(self, pages: int, expose_parent: ExposeParent) -> list[tuple[R, int]]:
         """Names the pages to evict: (record, pages to cut from its tail), every record at most once,
         children first.
 
         The sum reaches `pages` unless fewer are evictable; it exceeds `pages` only for policies that take
         whole leaves. The tree must carry out all of it at once. The policy has already let go of the wholly
-        taken records (no `pinned` follows) and has taken in the uncovered parents (no `evictable` follows);
+        taken records (no `pinned` follows) and has taken in the exposed parents (no `evictable` follows);
         for a partly taken one the tree calls `trimmed`.
         """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from kvrouting_core.eviction.base import EvictionPolicy, PathAccess, Uncover
+from kvrouting_core.eviction.base import EvictionPolicy, ExposeParent, PathAccess
 from kvrouting_core.eviction.future_uses import FutureUses, SharedUse
 from kvrouting_core.eviction.lazy_heap import LazyHeap, QueuedRecord
 
@@ -63,7 +63,7 @@ class Optimum(EvictionPolicy[FutureRecord]):
     def pinned(self, record: FutureRecord) -> None:
         self._leaves.withdraw(record)
 
-    def choose(self, pages: int, uncover: Uncover) -> list[tuple[FutureRecord, int]]:
+    def choose(self, pages: int, expose_parent: ExposeParent) -> list[tuple[FutureRecord, int]]:
         taken: dict[FutureRecord, int] = {}
         while pages > 0:
             record = self._leaves.pop()
@@ -75,7 +75,7 @@ class Optimum(EvictionPolicy[FutureRecord]):
             taken[record] = taken.get(record, 0) + cut
             if cut < length:
                 record.runs.append((uses, length - cut))
-            leaf = record if record.runs else uncover(record)
+            leaf = record if record.runs else expose_parent(record)
             if leaf is not None:
                 self.evictable(leaf)
         return list(taken.items())

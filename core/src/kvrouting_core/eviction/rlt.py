@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from kvrouting_core.eviction.base import EvictionPolicy, PathAccess, Uncover
+from kvrouting_core.eviction.base import EvictionPolicy, ExposeParent, PathAccess
 from kvrouting_core.eviction.tail_pool import PooledRecord, TailPool
 
 
@@ -77,7 +77,7 @@ class RandomizedLeafTokens(EvictionPolicy[MarkedRecord]):
         if record.pool is not None:
             record.pool.remove(record)
 
-    def choose(self, pages: int, uncover: Uncover) -> list[tuple[MarkedRecord, int]]:
+    def choose(self, pages: int, expose_parent: ExposeParent) -> list[tuple[MarkedRecord, int]]:
         taken: dict[MarkedRecord, int] = {}
         while pages > 0:
             if not self._unmarked:
@@ -87,7 +87,7 @@ class RandomizedLeafTokens(EvictionPolicy[MarkedRecord]):
             drawn, emptied = self._unmarked.draw(pages, taken, self._rng)
             pages -= drawn
             if emptied is not None:
-                parent = uncover(emptied)
+                parent = expose_parent(emptied)
                 if parent is not None:
                     self.evictable(parent)
         return list(taken.items())

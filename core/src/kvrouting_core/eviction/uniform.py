@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from kvrouting_core.eviction.base import EvictionPolicy, PathAccess, Uncover
+from kvrouting_core.eviction.base import EvictionPolicy, ExposeParent, PathAccess
 from kvrouting_core.eviction.tail_pool import PooledRecord, TailPool
 
 
@@ -36,13 +36,13 @@ class UniformLeafTokens(EvictionPolicy[PooledRecord]):
         if record.pool is not None:
             record.pool.remove(record)
 
-    def choose(self, pages: int, uncover: Uncover) -> list[tuple[PooledRecord, int]]:
+    def choose(self, pages: int, expose_parent: ExposeParent) -> list[tuple[PooledRecord, int]]:
         taken: dict[PooledRecord, int] = {}
         while pages > 0 and self._leaves:
             drawn, emptied = self._leaves.draw(pages, taken, self._rng)
             pages -= drawn
             if emptied is not None:
-                parent = uncover(emptied)
+                parent = expose_parent(emptied)
                 if parent is not None:
                     self.evictable(parent)
         return list(taken.items())

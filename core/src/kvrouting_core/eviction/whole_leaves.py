@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from kvrouting_core.eviction.base import EvictionPolicy, PathAccess, Uncover
+from kvrouting_core.eviction.base import EvictionPolicy, ExposeParent, PathAccess
 from kvrouting_core.eviction.lazy_heap import LazyHeap, QueuedRecord
 
 
@@ -69,7 +69,7 @@ class WholeLeaves(EvictionPolicy[HistoryRecord]):
     def pinned(self, record: HistoryRecord) -> None:
         self._leaves.withdraw(record)
 
-    def choose(self, pages: int, uncover: Uncover) -> list[tuple[HistoryRecord, int]]:
+    def choose(self, pages: int, expose_parent: ExposeParent) -> list[tuple[HistoryRecord, int]]:
         victims: list[tuple[HistoryRecord, int]] = []
         while pages > 0:
             record = self._leaves.pop()
@@ -77,7 +77,7 @@ class WholeLeaves(EvictionPolicy[HistoryRecord]):
                 break
             victims.append((record, record.pages))
             pages -= record.pages
-            parent = uncover(record)
+            parent = expose_parent(record)
             if parent is not None:
                 self.evictable(parent)
         return victims

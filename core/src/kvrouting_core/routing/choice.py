@@ -55,7 +55,7 @@ class Observer(Protocol):
 
 
 class ReportReader(Protocol):
-    """Learns from the engines' own word."""
+    """Updates the worker load from the engine's report."""
 
     def reported(self, report: LoadReport, *, now_ms: float) -> None:
         """A report of a worker that has joined came."""

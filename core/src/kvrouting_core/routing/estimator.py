@@ -26,8 +26,8 @@ from kvrouting_core.routing.prior import class_prior
 from kvrouting_core.routing.queue_load import DecayedQueue, DrainedQueue, QueueLoad, Work
 from kvrouting_core.routing.residual import PoolResidual, WorkerResidual, features
 from kvrouting_core.routing.running_mean import RunningMean
-from kvrouting_core.routing.station import Station
-from kvrouting_core.routing.work_table import Weighed, WorkTable
+from kvrouting_core.routing.work_table import RequestCosts, WorkTable
+from kvrouting_core.routing.worker_load import WorkerLoad
 from kvrouting_core.service_time import StepTimes
 
 _FIRST_UNCACHED_TOKENS = 1024.0
@@ -82,7 +82,7 @@ class LearnedEstimator:
 
     def __init__(self, parameters: LbgrParameters) -> None:
         self._parameters = parameters
-        self._stations: dict[WorkerId, Station] = {}
+        self._worker_loads: dict[WorkerId, WorkerLoad] = {}
         self._predictions: dict[str, Prediction] = {}
         self._output = OutputLength(parameters.initial_output_tokens)
         self._uncached = RunningMean(_FIRST_UNCACHED_TOKENS)
@@ -101,17 +101,17 @@ class LearnedEstimator:
         others = np.flatnonzero(columns.others_until_ms > now_ms).tolist()
         if others:
             batches = batches.copy()
-            for place in others:
-                station = table.stations[place]
-                batches[place] += station.others.requests
-                queues_ms[place] += self._others_ms(station, now_ms)
+            for worker_index in others:
+                worker_load = table.worker_loads[worker_index]
+                batches[worker_index] += worker_load.others.requests
+                queues_ms[worker_index] += self._others_ms(worker_load, now_ms)
         mean = self._uncached.value
         shortest = float((queues_ms / (columns.speed * (columns.a + columns.b * (mean / 2)))).min()) / mean
         return PoolState(queues_ms, batches, shortest, self._busy_share)
 
-    def stations(self, workers: Sequence[Worker]) -> list[Station]:
+    def worker_loads(self, workers: Sequence[Worker]) -> list[WorkerLoad]:
         """What is held of each worker."""
-        return [self._stations[worker.id] for worker in workers]
+        return [self._worker_loads[worker.id] for worker in workers]
 
     @property
     def answer_tokens(self) -> float:
@@ -132,35 +132,35 @@ class LearnedEstimator:
         self,
         request: RoutingRequest,
         pool: PoolState,
-        weighed: Weighed,
+        costs: RequestCosts,
         price: Price,
         *,
         table: WorkTable,
         now_ms: float,
     ) -> list[Candidate]:
-        """Each worker's terms for one request, in the order of the table, by which it was weighed and the pool seen."""
+        """Each worker's terms for one request, in the order of the table that estimated it."""
         prompt, columns = request.prompt_tokens, table.columns
         columns.refresh()
-        matched = credited = weighed.cached_tokens
-        if weighed.cached_blocks is not weighed.held_blocks:
-            matched = table.reusable_tokens(weighed.held_blocks, prompt)
+        matched = credited = costs.cached_tokens
+        if costs.cached_blocks is not costs.held_blocks:
+            matched = table.reusable_tokens(costs.held_blocks, prompt)
         new = (prompt + request.further_prompt_tokens) - credited
         steps = self.decode_steps(request)
-        prefill_ms = columns.speed * weighed.work_ms
+        prefill_ms = columns.speed * costs.work_ms
         service_ms = prefill_ms + steps * columns.step_ms
         queue_ms = pool.queues_ms
         crowded = np.flatnonzero(columns.sequences + request.sequences > columns.running_limit).tolist()
         if crowded:
             queue_ms = queue_ms.copy()
-            for place in crowded:
-                decode_ms = float(service_ms[place] - prefill_ms[place])
-                wait_ms = table.stations[place].slot_wait_ms(request.sequences, decode_ms)
-                queue_ms[place] = max(queue_ms[place], wait_ms)
+            for worker_index in crowded:
+                decode_ms = float(service_ms[worker_index] - prefill_ms[worker_index])
+                wait_ms = table.worker_loads[worker_index].slot_wait_ms(request.sequences, decode_ms)
+                queue_ms[worker_index] = max(queue_ms[worker_index], wait_ms)
         prediction_ms = service_ms + queue_ms
         residual_ms = np.zeros_like(prediction_ms)
         if self._parameters.residual:
-            terms = zip(table.stations, credited, new, queue_ms, prediction_ms, strict=True)
-            residual_ms += [s.residual.value_ms(int(h), int(u), float(q), float(e), now_ms) for s, h, u, q, e in terms]
+            inputs = zip(table.worker_loads, credited, new, queue_ms, prediction_ms, strict=True)
+            residual_ms += [s.residual.value_ms(int(h), int(u), float(q), float(e), now_ms) for s, h, u, q, e in inputs]
             prediction_ms = prediction_ms + residual_ms
         price_ms = prefill_ms * (price.per_ms + price.per_ms_and_decode * pool.batches)
         cost_ms = prediction_ms + price_ms - steps * (1 - price.decode_share) * columns.step_ms
@@ -170,8 +170,8 @@ class LearnedEstimator:
         # `_make` in a loop takes twice as long.
         return list(map(tuple.__new__, repeat(Candidate), zip(table.ids, *tokens, in_flight, *times, strict=True)))
 
-    def _others_ms(self, station: Station, now_ms: float) -> float:
-        return station.others_ms(now_ms) if self._corrected else 0.0
+    def _others_ms(self, worker_load: WorkerLoad, now_ms: float) -> float:
+        return worker_load.others_ms(now_ms) if self._corrected else 0.0
 
     def decode_steps(self, request: RoutingRequest) -> float:
         """Expected steps of one answer after its first token."""
@@ -183,11 +183,11 @@ class LearnedEstimator:
         """Starts from the class prior, or keeps what is known of a worker that was paused."""
         profile = worker.profile
         times = class_prior(profile, self._parameters.default_worker_class)
-        station = self._stations.get(worker.id)
-        if station is not None and not anew:
-            station.adopt(times, profile.scheduler)
+        worker_load = self._worker_loads.get(worker.id)
+        if worker_load is not None and not anew:
+            worker_load.adopt(times, profile.scheduler)
         else:
-            self._stations[worker.id] = Station(
+            self._worker_loads[worker.id] = WorkerLoad(
                 times=times,
                 scheduler=profile.scheduler,
                 queue=self._new_queue(profile.scheduler.chunked_prefill_tokens),
@@ -203,32 +203,32 @@ class LearnedEstimator:
 
     def left(self, worker: Worker) -> None:
         """Forgets it."""
-        del self._stations[worker.id]
+        del self._worker_loads[worker.id]
         self._compare_pool()
 
     def reserved(self, reservation: Reservation, chosen: Candidate) -> None:
         """Puts the request in its worker's queue."""
-        request, station = reservation.request, self._stations[chosen.worker]
+        request, worker_load = reservation.request, self._worker_loads[chosen.worker]
         work = Work(
             request_id=request.request_id,
             dispatched_ms=reservation.dispatched_ms,
             uncached_tokens=chosen.uncached_tokens,
-            prefill_ms=_prefill_ms(station.times, request, chosen.credited_tokens),
+            prefill_ms=_prefill_ms(worker_load.times, request, chosen.credited_tokens),
             service_ms=chosen.service_ms,
             context_tokens=_context_tokens(request),
             sequences=request.sequences,
         )
         self._predictions[request.request_id] = Prediction(
             chosen.credited_tokens, chosen.uncached_tokens, chosen.queue_ms,
-            station.speed * work.prefill_ms, station.step_ms, self.decode_steps(request),
+            worker_load.speed * work.prefill_ms, worker_load.step_ms, self.decode_steps(request),
         )  # fmt: skip
-        station.add(work)
+        worker_load.add(work)
         self._uncached.learn(chosen.uncached_tokens)
 
     def first_token(self, reservation: Reservation, *, now_ms: float) -> None:
         """Its prefill is over."""
         if reservation.held:
-            self._stations[reservation.worker.id].prefilled(reservation.request.request_id, now_ms=now_ms)
+            self._worker_loads[reservation.worker.id].prefilled(reservation.request.request_id, now_ms=now_ms)
 
     def ended(self, reservation: Reservation, event: Ended, *, now_ms: float) -> None:
         """Takes the request off; a completed one is compared with its prediction."""
@@ -236,18 +236,18 @@ class LearnedEstimator:
         self._output.learn(event, reservation.request)
         if not reservation.held:
             return
-        station = self._stations[reservation.worker.id]
+        worker_load = self._worker_loads[reservation.worker.id]
         if event.outcome is Outcome.COMPLETED:
             # An answer that was not streamed shows its first token no sooner.
-            station.prefilled(event.request_id, now_ms=now_ms)
-            self._compare(station, prediction, reservation, event, now_ms)
-        station.remove(event.request_id, now_ms=now_ms)
+            worker_load.prefilled(event.request_id, now_ms=now_ms)
+            self._compare(worker_load, prediction, reservation, event, now_ms)
+        worker_load.remove(event.request_id, now_ms=now_ms)
 
     def _compare(
-        self, station: Station, prediction: Prediction, reservation: Reservation, event: Ended, now_ms: float
+        self, worker_load: WorkerLoad, prediction: Prediction, reservation: Reservation, event: Ended, now_ms: float
     ) -> None:
         """The answer's length, which nobody could know, is not held against the worker: its true one is put in."""
-        station.observations += 1
+        worker_load.observations += 1
         if not self._parameters.residual:
             return
         steps = prediction.decode_steps
@@ -256,11 +256,11 @@ class LearnedEstimator:
         foreseen_ms = prediction.queue_ms + prediction.prefill_ms + steps * prediction.step_ms
         missed_ms = now_ms - reservation.dispatched_ms - foreseen_ms
         phi = features(prediction.credited_tokens, prediction.uncached_tokens, prediction.queue_ms)
-        station.residual.learn(phi, missed_ms, foreseen_ms, now_ms=now_ms)
+        worker_load.residual.learn(phi, missed_ms, foreseen_ms, now_ms=now_ms)
 
     def reported(self, report: LoadReport, *, now_ms: float) -> None:
         """Corrects the queue, the others' load and what is measured of the speed."""
-        self._stations[report.worker].reported(report, now_ms=now_ms)
+        self._worker_loads[report.worker].reported(report, now_ms=now_ms)
         self._compared = False
 
     def compare(self, *, now_ms: float) -> None:
@@ -271,36 +271,36 @@ class LearnedEstimator:
 
     def _compare_pool(self) -> None:
         """Sets each worker's f, its speed relative to the pool's mean, and ρ."""
-        stations = self._stations.values()
-        if not stations:
+        worker_loads = self._worker_loads.values()
+        if not worker_loads:
             return
         if self._parameters.learned_speed:
-            pool = pool_speed(s.measured for s in stations)
-            for station in stations:
-                station.set_speed(speed_factor(station.measured, pool))
-        rates = [1 / (s.speed * s.a) for s in stations]
+            pool = pool_speed(s.measured for s in worker_loads)
+            for worker_load in worker_loads:
+                worker_load.set_speed(speed_factor(worker_load.measured, pool))
+        rates = [1 / (s.speed * s.a) for s in worker_loads]
         mean = sum(rates) / len(rates)
-        for station, rate in zip(stations, rates, strict=True):
-            station.set_relative_speed(rate / mean)
-        self._busy_share = min(_HIGHEST_BUSY_SHARE, sum(s.busy.value for s in stations) / len(rates))
+        for worker_load, rate in zip(worker_loads, rates, strict=True):
+            worker_load.set_relative_speed(rate / mean)
+        self._busy_share = min(_HIGHEST_BUSY_SHARE, sum(s.busy.value for s in worker_loads) / len(rates))
 
     def belief(self, worker: Worker, *, now_ms: float) -> WorkerBelief:
         """What is believed of one worker; the residual is that of a request of mean length without cached prefix."""
         self.compare(now_ms=now_ms)
-        station = self._stations[worker.id]
-        queue_ms = station.queue.load_ms(now_ms, station.speed) + self._others_ms(station, now_ms)
+        worker_load = self._worker_loads[worker.id]
+        queue_ms = worker_load.queue.load_ms(now_ms, worker_load.speed) + self._others_ms(worker_load, now_ms)
         mean = self._uncached.value
-        foreseen_ms = queue_ms + station.speed * station.times.prefill_work_ms(0, mean)
-        residual_ms = station.residual.value_ms(0, mean, queue_ms, foreseen_ms, now_ms)
+        foreseen_ms = queue_ms + worker_load.speed * worker_load.times.prefill_work_ms(0, mean)
+        residual_ms = worker_load.residual.value_ms(0, mean, queue_ms, foreseen_ms, now_ms)
         return WorkerBelief(
             worker=worker.id,
             eligible=worker.eligible,
             in_flight=worker.in_flight,
             queue_ms=queue_ms,
             residual_ms=residual_ms if self._parameters.residual else 0.0,
-            prefill_ms_per_token=station.speed * station.times.prefill_ms_per_token,
-            speed_factor=station.speed,
-            observations=station.observations,
+            prefill_ms_per_token=worker_load.speed * worker_load.times.prefill_ms_per_token,
+            speed_factor=worker_load.speed,
+            observations=worker_load.observations,
         )
 
 

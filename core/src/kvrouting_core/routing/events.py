@@ -16,7 +16,7 @@ class RoutingRequest:
 
     blocks: hash of each full routing block of the (first) prompt, in order; empty when nothing can be matched.
     prompt_tokens: of that prompt, at least 1.
-    further_prompt_tokens: of the other prompts of a list; they are weighed, not matched.
+    further_prompt_tokens: of the other prompts of a list; they are estimated, not matched.
     sequences: answers to be generated (prompts times `n`).
     max_output_tokens: the client's own limit per answer; None if it set none.
     excluded: workers that already failed this request.
@@ -119,7 +119,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadReport:
-    """The engine's own word on its load, as of `reported_ms`. The two totals are cumulative since its start."""
+    """The engine's report of its load, as of `reported_ms`. The two totals are cumulative since its start."""
 
     worker: WorkerId
     reported_ms: float

@@ -25,10 +25,10 @@ from kvrouting_core.routing.events import (
 from kvrouting_core.routing.lbgr_beliefs import LbgrBeliefs
 from kvrouting_core.routing.ledger import Worker
 from kvrouting_core.routing.parameters import LbgrParameters
+from kvrouting_core.routing.pending_queue import PendingQueue, Queued
 from kvrouting_core.routing.planner import MATCH_LASTS_MS, Planner
 from kvrouting_core.routing.policy import AdmissionLimits, CacheView, WorkerBelief
 from kvrouting_core.routing.release import Release
-from kvrouting_core.routing.waiting_line import Queued, WaitingLine
 
 
 class LatePolicy:
@@ -55,7 +55,7 @@ class LatePolicy:
         self._admission = Admission(limits)
         self._books = Bookkeeping(name, admission=self._admission, observer=self._beliefs, report_reader=self._beliefs)
         self._ledger = self._books.ledger
-        self._line = WaitingLine()
+        self._pending = PendingQueue()
         self._shortest_ms = 0.0
         self._planner = Planner(
             parameters,
@@ -75,7 +75,7 @@ class LatePolicy:
     @property
     def waiting(self) -> int:
         """Requests in the line."""
-        return len(self._line)
+        return len(self._pending)
 
     @property
     def assigned(self) -> int:
@@ -134,15 +134,15 @@ class LatePolicy:
         if excess_ms > 0:
             return (self._overloaded(request.request_id, excess_ms),)
         item = Queued(self._ledger.arrive(arrival, now_ms=now_ms))
-        self._planner.weigh(item, self._line, self._workers(), now_ms=now_ms)
-        self._line.insert(item, key=item.waiting.arrived_ms + self._parameters.size_precedence * item.least_ms)
+        self._planner.estimate_cost(item, self._pending, self._workers(), now_ms=now_ms)
+        self._pending.insert(item, key=item.waiting.arrived_ms + self._parameters.size_precedence * item.least_ms)
         actions: list[Action] = []
         self._plan(actions, now_ms)
-        full = len(self._line) > self._limits.max_waiting
-        if full and not admitted and self._line.holds(request.request_id):
-            self._line.remove(request.request_id)
+        full = len(self._pending) > self._limits.max_waiting
+        if full and not admitted and self._pending.holds(request.request_id):
+            self._pending.remove(request.request_id)
             self._ledger.withdraw(request.request_id)
-            actions.append(self._overloaded(request.request_id, self._expected_wait_ms() / max(1, len(self._line))))
+            actions.append(self._overloaded(request.request_id, self._expected_wait_ms() / max(1, len(self._pending))))
         return actions
 
     def _excess_wait_ms(self, now_ms: float) -> float:
@@ -151,12 +151,12 @@ class LatePolicy:
         if excess_ms > 0:
             # Queues may have drained since the last report, and prefixes that several wait for may have been sent.
             self._look_at_queues(now_ms)
-            self._planner.weigh_outdated(self._line, self._workers(), now_ms=now_ms)
+            self._planner.estimate_outdated(self._pending, self._workers(), now_ms=now_ms)
             excess_ms = self._expected_wait_ms() - self._limits.max_expected_wait_ms
         return excess_ms
 
     def _pool_changed(self, now_ms: float) -> None:
-        self._line.outdate_all()
+        self._pending.outdate_all()
         self._look_at_queues(now_ms)
 
     def _look_at_queues(self, now_ms: float) -> None:
@@ -170,18 +170,18 @@ class LatePolicy:
     def _expected_wait_ms(self) -> float:
         """Until a request that arrives now would begin: what waits here, over all workers, and the shortest queue as of
         the last report: what this router adds to it is bounded by the release."""
-        return self._shortest_ms + self._line.work_ms / max(1, len(self._workers()))
+        return self._shortest_ms + self._pending.work_ms / max(1, len(self._workers()))
 
     def _ended(self, event: Ended, now_ms: float) -> None:
         if self._books.ended(event, now_ms=now_ms) is None:
-            self._line.remove(event.request_id)
+            self._pending.remove(event.request_id)
 
     def _refuse_the_stranded(self) -> list[Action]:
         """Requests that no known worker may take any more."""
         known = {worker.id for worker in self._ledger.workers}
-        stranded = [i.waiting.request.request_id for i in self._line.all() if known <= i.waiting.request.excluded]
+        stranded = [i.waiting.request.request_id for i in self._pending.all() if known <= i.waiting.request.excluded]
         for request_id in stranded:
-            self._line.remove(request_id)
+            self._pending.remove(request_id)
             self._ledger.withdraw(request_id)
         return [Refusal(request_id=name, reason=RefusalReason.NO_WORKER) for name in stranded]
 
@@ -192,10 +192,10 @@ class LatePolicy:
 
     def _plan(self, actions: list[Action], now_ms: float) -> None:
         def send(item: Queued, choice: Choice) -> None:
-            self._line.remove(item.waiting.request.request_id)
+            self._pending.remove(item.waiting.request.request_id)
             actions.append(self._books.dispatch(item.waiting, choice, now_ms=now_ms))
             if choice.prefix:
                 blocks = item.waiting.request.blocks
-                self._line.outdate(len(blocks) - len(choice.prefix), blocks)
+                self._pending.outdate(len(blocks) - len(choice.prefix), blocks)
 
-        self._planner.plan(self._line, self._workers(), send, now_ms=now_ms)
+        self._planner.plan(self._pending, self._workers(), send, now_ms=now_ms)

@@ -46,11 +46,11 @@ class Lbgr(LbgrBeliefs):
     def choose(self, request: RoutingRequest, workers: Sequence[Worker], *, now_ms: float) -> Choice | Overload:
         """Judges each worker; those past a limit are shown, and not chosen."""
         estimator, table = self.estimator, self._table_of(workers)
-        weighed = table.weigh(request)
+        costs = table.estimate_cost(request)
         pool = estimator.pool(table, now_ms=now_ms)
         mu = self.pricing.factor(pool.shortest_queue, pool.busy_share)
         price = Price(mu * price_weights(table.columns, self._parameters), self._parameters.decode_price)
-        candidates = estimator.candidates(request, pool, weighed, price, table=table, now_ms=now_ms)
+        candidates = estimator.candidates(request, pool, costs, price, table=table, now_ms=now_ms)
         open_ = self._admission.open(candidates, workers)
         if not open_:
             return self._admission.overload(candidates, workers)
@@ -60,11 +60,11 @@ class Lbgr(LbgrBeliefs):
             chosen, reason = newcomer, Reason.EXPLORATION
         prefix: Sequence[int] = ()
         if self._parameters.in_flight_credit:
-            prefix = request.blocks[weighed.held_blocks[candidates.index(chosen)] :]
+            prefix = request.blocks[costs.held_blocks[candidates.index(chosen)] :]
         return Choice(chosen, reason, tuple(candidates), prefix)
 
     def _table_of(self, workers: Sequence[Worker]) -> WorkTable:
         if self._table is None or self._table.workers is not workers:
-            stations = self.estimator.stations(workers)
-            self._table = WorkTable(workers, stations, cache=self._cache, block_size_tokens=self._block_size)
+            worker_loads = self.estimator.worker_loads(workers)
+            self._table = WorkTable(workers, worker_loads, cache=self._cache, block_size_tokens=self._block_size)
         return self._table

@@ -86,10 +86,10 @@ class RoutedTexts:
             self._trimmed_ms = now_ms - now_ms % TRIM_INTERVAL_MS
             self._trim()
         held, lengths = self._blocks, text.lengths
-        for place in range(len(text.blocks) - 1, -1, -1):
-            block = text.blocks[place]
+        for worker_index in range(len(text.blocks) - 1, -1, -1):
+            block = text.blocks[worker_index]
             if block not in held:
-                held[block] = lengths[place + 1] - lengths[place]
+                held[block] = lengths[worker_index + 1] - lengths[worker_index]
                 self.characters += held[block]
             held.move_to_end(block)
 

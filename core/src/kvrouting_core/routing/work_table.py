@@ -12,13 +12,13 @@ from kvrouting_core.routing.events import RoutingRequest
 from kvrouting_core.routing.ledger import Worker
 from kvrouting_core.routing.policy import CacheView
 from kvrouting_core.routing.pool_columns import PoolColumns, Vector
-from kvrouting_core.routing.station import Station
+from kvrouting_core.routing.worker_load import WorkerLoad
 
 # Instead of infinity, which times a price of zero is no number.
 NEVER_MS = 1e15
 
 
-class Weighed(NamedTuple):
+class RequestCosts(NamedTuple):
     """One request on each worker of a table, in its order.
 
     held_blocks: leading blocks that the index reports. cached_blocks: the same with what is being prefilled there.
@@ -39,29 +39,29 @@ class WorkTable:
     """
 
     def __init__(
-        self, workers: Sequence[Worker], stations: Sequence[Station], *, cache: CacheView, block_size_tokens: int
+        self, workers: Sequence[Worker], worker_loads: Sequence[WorkerLoad], *, cache: CacheView, block_size_tokens: int
     ) -> None:
         self.workers = workers
-        self.stations = stations
+        self.worker_loads = worker_loads
         self._cache = cache
         self._block_size = block_size_tokens
-        self._place = {worker.id: place for place, worker in enumerate(workers)}
-        self.columns = PoolColumns(stations)
+        self._index_of = {worker.id: worker_index for worker_index, worker in enumerate(workers)}
+        self.columns = PoolColumns(worker_loads)
         self.ids: Sequence[WorkerId] = [worker.id for worker in workers]
         self._counts = [worker.credit.counts for worker in workers]
         pages = np.array([worker.profile.page_size_tokens for worker in workers])
         self._pages = pages if (pages > 1).any() else None
 
-    def weigh(self, request: RoutingRequest) -> Weighed:
+    def estimate_cost(self, request: RoutingRequest) -> RequestCosts:
         """Matches the request and works out what it costs."""
         blocks, length = request.blocks, len(request.blocks)
         held = [0] * len(self.ids)
         if length:
-            place_of = self._place.get
+            index_of = self._index_of.get
             for worker, depth in self._cache.match(blocks).items():
-                place = place_of(worker)
-                if place is not None:
-                    held[place] = depth
+                worker_index = index_of(worker)
+                if worker_index is not None:
+                    held[worker_index] = depth
         cached = held
         # One block more than the index reports is the exception.
         ahead = [
@@ -71,10 +71,10 @@ class WorkTable:
         ]
         if ahead:
             cached = held.copy()
-            for place in ahead:
-                cached[place] = self.workers[place].credit.depth(blocks, held[place])
+            for worker_index in ahead:
+                cached[worker_index] = self.workers[worker_index].credit.depth(blocks, held[worker_index])
         cached_tokens = self.reusable_tokens(cached, request.prompt_tokens)
-        return Weighed(held, cached, cached_tokens, self._work_ms(request, cached_tokens))
+        return RequestCosts(held, cached, cached_tokens, self._work_ms(request, cached_tokens))
 
     def reusable_tokens(self, blocks: Sequence[int], prompt_tokens: int) -> Vector:
         """As `Worker.reusable_tokens`. blocks: leading ones on each worker."""
@@ -97,7 +97,7 @@ class WorkTable:
         if request.further_prompt_tokens:
             work += request.further_prompt_tokens * (columns.a + columns.b * (prompt / 2))
         for worker in request.excluded:
-            place = self._place.get(worker)
-            if place is not None:
-                work[place] = NEVER_MS
+            worker_index = self._index_of.get(worker)
+            if worker_index is not None:
+                work[worker_index] = NEVER_MS
         return work

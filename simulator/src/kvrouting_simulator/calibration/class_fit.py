@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvrouting_core.service_time import StepTimes
-from kvrouting_simulator.calibration.decode_stretches import DecodeStretch, decode_stretches
+from kvrouting_simulator.calibration.decode_intervals import DecodeInterval, decode_intervals
 from kvrouting_simulator.calibration.observations import Observation
 from kvrouting_simulator.calibration.prefill_batches import PrefillBatch, Start, prefill_batches
 from kvrouting_simulator.calibration.robust_fit import RobustFit, robust_fit, robust_loss
@@ -46,7 +46,7 @@ class Calibration:
     times: StepTimes
     standard_errors: Mapping[str, float]
     batches: Sequence[PrefillBatch]
-    stretches: Sequence[DecodeStretch]
+    intervals: Sequence[DecodeInterval]
 
 
 def calibrate(observations: Iterable[Observation], *, seed: int = 1) -> Calibration:
@@ -61,12 +61,12 @@ def calibrate(observations: Iterable[Observation], *, seed: int = 1) -> Calibrat
     batches = {worker: prefill_batches(requests) for worker, requests in workers.items()}
     seen = [batch for found in batches.values() for batch in found if batch.start is not Start.UNKNOWN]
     prefill = _fit_prefill(seen, seed=seed)
-    stretches = [
-        stretch
+    intervals = [
+        interval
         for worker, requests in workers.items()
-        for stretch in decode_stretches(requests, batches[worker], prefill.batch_ms)
+        for interval in decode_intervals(requests, batches[worker], prefill.batch_ms)
     ]
-    decode = _fit_decode(stretches, seed=seed)
+    decode = _fit_decode(intervals, seed=seed)
     d0, d1, d2 = (float(value) for value in decode.coefficients)
     times = StepTimes(
         prefill_overhead_ms=prefill.overhead_ms,
@@ -84,7 +84,7 @@ def calibrate(observations: Iterable[Observation], *, seed: int = 1) -> Calibrat
         times=times,
         standard_errors={**prefill.standard_errors, **errors},
         batches=sorted(seen, key=lambda batch: batch.ended_ms),
-        stretches=sorted(stretches, key=lambda stretch: stretch.ended_ms),
+        intervals=sorted(intervals, key=lambda interval: interval.ended_ms),
     )
 
 
@@ -94,10 +94,10 @@ def prefill_error(times: StepTimes, batches: Sequence[PrefillBatch]) -> Error:
     return _error(predicted, [batch.duration_ms for batch in batches])
 
 
-def decode_error(times: StepTimes, stretches: Sequence[DecodeStretch]) -> Error:
+def decode_error(times: StepTimes, intervals: Sequence[DecodeInterval]) -> Error:
     """Of the mean steps as these times predict them."""
-    predicted = [times.decode_ms(s.requests, s.context_tokens) for s in stretches]
-    return _error(predicted, [s.step_ms for s in stretches])
+    predicted = [times.decode_ms(s.requests, s.context_tokens) for s in intervals]
+    return _error(predicted, [s.step_ms for s in intervals])
 
 
 def _error(predicted: Sequence[float], measured: Sequence[float]) -> Error:
@@ -172,14 +172,14 @@ def _prefill_fit(fit: RobustFit, *, floor: float) -> _PrefillFit:
     )
 
 
-def _fit_decode(stretches: Sequence[DecodeStretch], *, seed: int) -> RobustFit:
+def _fit_decode(intervals: Sequence[DecodeInterval], *, seed: int) -> RobustFit:
     """`T = d0 + d1·C + d2·B`, over the means of each answer."""
-    if len(stretches) < FEWEST_ROWS:
+    if len(intervals) < FEWEST_ROWS:
         raise CalibrationError(
-            f"only {len(stretches)} answers have several tokens and a known course, {FEWEST_ROWS} are needed: ask for "
+            f"only {len(intervals)} answers have several tokens and a known course, {FEWEST_ROWS} are needed: ask for "
             "answers of more tokens, as streams"
         )
-    design = np.array([[1.0, s.context_tokens, s.requests] for s in stretches])
-    target = np.array([s.step_ms for s in stretches])
-    weights = np.array([min(s.steps, _STEPS_THAT_COUNT) for s in stretches]) / (target + np.median(target)) ** 2
+    design = np.array([[1.0, s.context_tokens, s.requests] for s in intervals])
+    target = np.array([s.step_ms for s in intervals])
+    weights = np.array([min(s.steps, _STEPS_THAT_COUNT) for s in intervals]) / (target + np.median(target)) ** 2
     return robust_fit(design, target, weights, seed=seed)

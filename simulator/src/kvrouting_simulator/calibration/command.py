@@ -98,7 +98,7 @@ def _measured(observations: list[Observation], found: Calibration) -> dict[str, 
     return {
         "requests": len(observations),
         "prefill_batches": len(found.batches),
-        "answers": len(found.stretches),
+        "answers": len(found.intervals),
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
         "note": "as a router sees it: prefill_overhead_ms holds the way to the engine and back",
     }
@@ -116,12 +116,12 @@ def _coefficients(found: Calibration) -> Table:
 def _errors(found: Calibration, blind: Calibration, compare: str) -> Table:
     """Of the last rows, by times that did not see them."""
     batches = found.batches[round(len(found.batches) * (1 - _CHECKED_SHARE)) :]
-    stretches = found.stretches[round(len(found.stretches) * (1 - _CHECKED_SHARE)) :]
+    intervals = found.intervals[round(len(found.intervals) * (1 - _CHECKED_SHARE)) :]
     table = Table("error of", f"class {compare}", "bias", "fitted", "bias")
     before = WORKER_CLASSES[compare].times
     rows = {
         "prefill batch": [prefill_error(times, batches) for times in (before, blind.times)],
-        "decode step": [decode_error(times, stretches) for times in (before, blind.times)],
+        "decode step": [decode_error(times, intervals) for times in (before, blind.times)],
     }
     for what, (old, new) in rows.items():
         table.add_row(what, f"{old.median:.1%}", f"{old.bias:+.1%}", f"{new.median:.1%}", f"{new.bias:+.1%}")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kvrouting_simulator.demo.background_tasks import with_background_tasks
 from kvrouting_simulator.demo.cluster import Cluster
-from kvrouting_simulator.demo.company import in_company
 from kvrouting_simulator.demo.cpu_use import CpuMeter
 from kvrouting_simulator.demo.pool_plan import worker_id
-from kvrouting_simulator.demo.scenario import RESUBMISSIONS, DemoScenario, Hurt, Setup
+from kvrouting_simulator.demo.scenario import RESUBMISSIONS, DemoScenario, Fault, Setup
 from kvrouting_simulator.loadgen.apis import build_api
 from kvrouting_simulator.loadgen.drive import Target, drive, lateness_notes
 from kvrouting_simulator.loadgen.generator import Limits, LoadGenerator
@@ -65,7 +65,7 @@ async def run_setup(scenario: DemoScenario, setup: Setup, *, folder: Path, conso
         summary=summary,
         marks=tuple(course.marks),
         notes=(
-            *_course_notes(course, scenario.hurt),
+            *_course_notes(course, scenario.fault),
             *_starved_notes(sum(shares.values()), os.cpu_count() or 1),
             *lateness_notes(summary, max_connections=None),
         ),
@@ -85,24 +85,26 @@ async def _drive(
             progress=progress,
             on_start=course.started.set_result,
         )
-        return await in_company(driving, pool.watch(), _hurt(pool, scenario.hurt, course, before_kill=meter.look))
+        return await with_background_tasks(
+            driving, pool.watch(), _fault(pool, scenario.fault, course, before_kill=meter.look)
+        )
 
 
-async def _hurt(pool: Cluster, hurt: Hurt, course: _Course, *, before_kill: Callable[[], None]) -> None:
+async def _fault(pool: Cluster, fault: Fault, course: _Course, *, before_kill: Callable[[], None]) -> None:
     generator = await course.started
-    worker = worker_id(hurt.worker)
+    worker = worker_id(fault.worker)
 
     def mark(kind: str) -> None:
         course.marks.append(PoolMark(at_ms=generator.now_ms, kind=kind, worker=worker))
 
-    await _sleep_until(hurt.killed_ms, lambda: generator.now_ms)
-    course.in_flight_at_kill = await _busy_moment(pool, worker, patience_ms=hurt.busy_within_ms)
+    await _sleep_until(fault.killed_ms, lambda: generator.now_ms)
+    course.in_flight_at_kill = await _busy_moment(pool, worker, patience_ms=fault.busy_within_ms)
     before_kill()
     mark("killed")
-    await pool.kill_engine(hurt.worker)
-    await asyncio.sleep(hurt.away_ms / 1000)
-    await pool.restart_engine(hurt.worker)
-    await pool.wait_live([hurt.worker], timeout_s=pool.plan.starts.start_limit_s)
+    await pool.kill_engine(fault.worker)
+    await asyncio.sleep(fault.away_ms / 1000)
+    await pool.restart_engine(fault.worker)
+    await pool.wait_live([fault.worker], timeout_s=pool.plan.starts.start_limit_s)
     mark("returned")
 
 
@@ -121,7 +123,7 @@ async def _sleep_until(moment_ms: float, now_ms: Callable[[], float]) -> None:
     await asyncio.sleep(max(0.0, moment_ms - now_ms()) / 1000)
 
 
-def _course_notes(course: _Course, hurt: Hurt) -> tuple[str, ...]:
+def _course_notes(course: _Course, fault: Fault) -> tuple[str, ...]:
     if not course.marks:
         return ("the run was over before a worker could be killed",)
     killed, *rest = course.marks
@@ -131,10 +133,10 @@ def _course_notes(course: _Course, hurt: Hurt) -> tuple[str, ...]:
     )
     if not rest:
         return (f"{note}; it was not back before the run was over",)
-    took_s = (rest[0].at_ms - killed.at_ms - hurt.away_ms) / 1000
+    took_s = (rest[0].at_ms - killed.at_ms - fault.away_ms) / 1000
     return (
         (
-            f"{note}; it was started again {hurt.away_ms / 1000:.1f} s later and served again "
+            f"{note}; it was started again {fault.away_ms / 1000:.1f} s later and served again "
             f"{took_s:.1f} s after that, with an empty cache"
         ),
     )

@@ -35,7 +35,7 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hurt:
+class Fault:
     """The engine of a worker is killed and, away_ms later, started again at its ports.
 
     It dies at the first moment from killed_ms on at which it has requests, busy_within_ms later at the latest.
@@ -83,15 +83,15 @@ class DemoScenario:
     block_tokens: int = 64
     speed: float = 1.0
     gsp: Gsp = field(default_factory=lambda: HALF_GSP)
-    hurt: Hurt = field(default_factory=lambda: Hurt(worker=2, killed_ms=25_000, away_ms=3_000))
+    fault: Fault = field(default_factory=lambda: Fault(worker=2, killed_ms=25_000, away_ms=3_000))
     launcher: EngineLauncher | None = None
     router_options: Sequence[str] = ()
     seed: int = 1
     goodput_ttft_ms: float = 1000.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.hurt.worker < self.engines:
-            raise ValueError(f"worker {self.hurt.worker} is to be killed, there are only {self.engines}")
+        if not 0 <= self.fault.worker < self.engines:
+            raise ValueError(f"worker {self.fault.worker} is to be killed, there are only {self.engines}")
 
     def plan(self, setup: Setup) -> PoolPlan:
         """The pool of a set-up."""
@@ -148,7 +148,7 @@ def sglang_scenario(engines: SglangEngines, *, seed: int) -> DemoScenario:
             arrivals=PoissonArrivals(rate_per_s=2.0),
             requests=180,
         ),
-        hurt=Hurt(worker=1, killed_ms=15_000, away_ms=1_000, busy_within_ms=10_000),
+        fault=Fault(worker=1, killed_ms=15_000, away_ms=1_000, busy_within_ms=10_000),
         # On a busy machine a request may wait long; none is to be refused for that.
         router_options=("--max-expected-wait-ms", "600000"),
         seed=seed,

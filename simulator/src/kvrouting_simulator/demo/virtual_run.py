@@ -103,4 +103,4 @@ def _failures(scenario: DemoScenario, real: Run) -> tuple[Failure, ...]:
     moments = {mark.kind: mark.at_ms for mark in real.marks}
     if "killed" not in moments:
         return ()
-    return (Failure(worker=scenario.hurt.worker, killed_ms=moments["killed"], back_ms=moments.get("returned")),)
+    return (Failure(worker=scenario.fault.worker, killed_ms=moments["killed"], back_ms=moments.get("returned")),)

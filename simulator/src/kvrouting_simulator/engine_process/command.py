@@ -17,7 +17,7 @@ from kvrouting_core.routing.events import SchedulerOptions
 from kvrouting_core.service_time import WORKER_CLASSES, worker_class
 from kvrouting_simulator.engine_process.endpoints import ListenError, PortRange
 from kvrouting_simulator.engine_process.event_publisher import PublisherLimits
-from kvrouting_simulator.engine_process.misbehaviour import parse_fault
+from kvrouting_simulator.engine_process.fault_injection import parse_fault
 from kvrouting_simulator.engine_process.rank import RankOptions
 from kvrouting_simulator.engine_process.server import EngineServer, ServerOptions
 from kvrouting_simulator.engine_process.tracing import Tracer

@@ -23,13 +23,13 @@ from kvrouting_simulator.engine_process.engine import Engine
 from kvrouting_simulator.engine_process.engine_clock import RealClock
 from kvrouting_simulator.engine_process.event_faults import EventFaults
 from kvrouting_simulator.engine_process.event_publisher import KV_TOPIC, EventPublisher, PublisherLimits
+from kvrouting_simulator.engine_process.fault_injection import Fault, FaultInjection
 from kvrouting_simulator.engine_process.http_admin import SGLANG_VERSION, AdminHandlers
 from kvrouting_simulator.engine_process.http_answers import errors
 from kvrouting_simulator.engine_process.http_generate import GenerateHandlers
 from kvrouting_simulator.engine_process.http_openai import OpenAIHandlers
 from kvrouting_simulator.engine_process.load_reports import LOAD_HIGH_WATER_MARK, LoadPublisher
 from kvrouting_simulator.engine_process.metrics import EngineMetrics
-from kvrouting_simulator.engine_process.misbehaviour import Fault, Misbehaviour
 from kvrouting_simulator.engine_process.rank import Rank, RankOptions, RankOutlets
 from kvrouting_simulator.engine_process.tracing import Tracer, Tracing
 from kvrouting_tokenization import Tokenizer, load_tokenizer
@@ -124,9 +124,9 @@ class EngineServer:
     async def _run(self, tokenizer: Tokenizer, http: socket.socket) -> None:
         options, ports = self._options, self._bind()
         metrics = EngineMetrics(served_model=options.served_model)
-        misbehaviour = Misbehaviour()
-        ranks = [self._rank(number, ports, metrics, misbehaviour) for number in range(options.dp_size)]
-        misbehaviour.take_over(ranks)
+        fault_injection = FaultInjection()
+        ranks = [self._rank(number, ports, metrics, fault_injection) for number in range(options.dp_size)]
+        fault_injection.take_over(ranks)
         metrics.watch(ranks)
         engine = Engine(
             ranks=ranks,
@@ -138,7 +138,7 @@ class EngineServer:
         http_port = int(http.getsockname()[1])
         admin = AdminHandlers(engine, metrics=metrics, info=self._info(http_port, ports))
         runner = web.AppRunner(
-            self._application(engine, admin, misbehaviour),
+            self._application(engine, admin, fault_injection),
             access_log=None,
             handler_cancellation=True,
             shutdown_timeout=options.shutdown_s,
@@ -149,7 +149,7 @@ class EngineServer:
         await runner.setup()
         await web.SockSite(runner, http).start()
         for fault in options.faults:
-            misbehaviour.order(fault)
+            fault_injection.order(fault)
         _announce(http_port, ports)
         await self._serve(ranks, runner, admin, stop)
 
@@ -182,7 +182,7 @@ class EngineServer:
             state=bind(zmq.ROUTER, options.state, _UNLIMITED),
         )
 
-    def _rank(self, number: int, ports: _Ports, metrics: EngineMetrics, misbehaviour: Misbehaviour) -> Rank:
+    def _rank(self, number: int, ports: _Ports, metrics: EngineMetrics, fault_injection: FaultInjection) -> Rank:
         faults = EventFaults(random.Random(self._options.rank.seed + number))
         events = None
         if ports.kv_events is not None:
@@ -207,19 +207,21 @@ class EngineServer:
             ),
             clock=self._clock,
             monotonic_s=time.monotonic,
-            on_tokens=misbehaviour.produced,
+            on_tokens=fault_injection.produced,
             on_step=metrics.late,
             on_end=metrics.ended,
         )
 
-    def _application(self, engine: Engine, admin: AdminHandlers, misbehaviour: Misbehaviour) -> web.Application:
+    def _application(self, engine: Engine, admin: AdminHandlers, fault_injection: FaultInjection) -> web.Application:
         traced = [] if self._tracer is None else [Tracing(self._tracer).middleware]
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[*traced, errors, misbehaviour.middleware])
+        app = web.Application(
+            client_max_size=_MAX_BODY_BYTES, middlewares=[*traced, errors, fault_injection.middleware]
+        )
         app.add_routes(admin.routes())
         app.add_routes(OpenAIHandlers(engine, cache_report=self._options.cache_report).routes())
         app.add_routes(GenerateHandlers(engine).routes())
         if self._options.allow_misbehave:
-            app.add_routes([web.post("/misbehave", misbehaviour.handle)])
+            app.add_routes([web.post("/misbehave", fault_injection.handle)])
         return app
 
     def _info(self, http_port: int, ports: _Ports) -> Mapping[str, Any]:

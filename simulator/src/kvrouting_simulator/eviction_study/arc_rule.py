@@ -1,4 +1,4 @@
-"""ARC (Megiddo and Modha, FAST 2003) as a victim rule on the tree: a baseline for granules of one page.
+"""ARC (Megiddo and Modha, FAST 2003) as a victim rule on the tree: a baseline for blocks of one page.
 
 Pages seen once (T1) and again (T2), the names last evicted of each (B1, B2), and a target size of T1 that a miss on B1
 raises and a miss on B2 lowers. On a tree only leaves can go, so the list to take from gives its least recently used
@@ -11,7 +11,7 @@ import random
 from collections import OrderedDict
 
 from kvrouting_core.eviction import GuardedEviction
-from kvrouting_core.eviction.adaptive import GranuleRecord, LeafPool, Terms, Visit
+from kvrouting_core.eviction.adaptive import BlockRecord, GuaranteeParameters, LeafPool, Visit
 
 SAMPLE = 64
 SEEN_ONCE, SEEN_AGAIN = 0, 1
@@ -31,7 +31,7 @@ class ArcRule:
 
     @property
     def now(self) -> int:
-        """Granules accessed so far."""
+        """Blocks accessed so far."""
         return self._now
 
     def sized(self, capacity: int) -> None:
@@ -56,7 +56,7 @@ class ArcRule:
             while len(self._remembered[list_number]) > max(0, limit):
                 self._remembered[list_number].popitem(last=False)
 
-    def pick(self, pool: LeafPool) -> GranuleRecord:
+    def pick(self, pool: LeafPool) -> BlockRecord:
         leaves = pool.leaves
         count = len(leaves)
         if count > SAMPLE:
@@ -86,4 +86,4 @@ class ArcRule:
 
 def arc_on_the_tree(rng: random.Random) -> GuardedEviction:
     """ARC without any guarantee: the debt that would end its freedom is out of reach."""
-    return GuardedEviction(ArcRule(rng), random.Random(rng.getrandbits(64)), terms=Terms(beta=1e12))
+    return GuardedEviction(ArcRule(rng), random.Random(rng.getrandbits(64)), guarantee=GuaranteeParameters(beta=1e12))

@@ -56,7 +56,7 @@ def evictions(
     outcomes = list(file.outcomes.values())
     out.mkdir(parents=True, exist_ok=True)
     text = pages.table(outcomes)
-    narrow = pages.granules(outcomes)
+    narrow = pages.blocks(outcomes)
     (out / "table.md").write_text(text + ("\n" + narrow if narrow else ""), encoding="utf-8")
     (out / "hit_rates.png").write_bytes(pages.plot(outcomes))
     click.echo(text)

@@ -102,10 +102,10 @@ def _chat(seed: int, traces: Path) -> Prompts:  # noqa: ARG001
     open_chats = [systems[number % 4] for number in range(40)]
     prompts = []
     for _ in range(4000):
-        place = int(rng.integers(40))
-        history = open_chats[place] + tokens.drawn(rng, int(rng.integers(128, 769)))
+        pool_index = int(rng.integers(40))
+        history = open_chats[pool_index] + tokens.drawn(rng, int(rng.integers(128, 769)))
         prompts.append(history)
-        open_chats[place] = systems[int(rng.integers(4))] if rng.random() < 0.15 else history
+        open_chats[pool_index] = systems[int(rng.integers(4))] if rng.random() < 0.15 else history
     return prompts
 
 

@@ -33,8 +33,8 @@ def table(outcomes: Iterable[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def granules(outcomes: Iterable[Outcome]) -> str:
-    """Markdown: rlt-adaptive at page size 1, where it keeps granules of 64 tokens, against page size 64."""
+def blocks(outcomes: Iterable[Outcome]) -> str:
+    """Markdown: rlt-adaptive at page size 1, where it keeps blocks of 64 tokens, against page size 64."""
     rates = _rates(outcomes)
     lines = ["| load | capacity | page size 1 | page size 64 |", "|---|---|---|---|"]
     for load, about in LOADS.items():

@@ -27,7 +27,7 @@ from kvrouting_core.routing.policy import Policy
 from kvrouting_simulator.engine_model import TokenProduced
 from kvrouting_simulator.experiment.clock import VirtualClock
 from kvrouting_simulator.experiment.index_feed import apply_deltas
-from kvrouting_simulator.experiment.passage import Passage
+from kvrouting_simulator.experiment.request_lifecycle import RequestLifecycle
 from kvrouting_simulator.report import RequestRecord
 from kvrouting_simulator.workloads import ReadyRequest
 
@@ -50,7 +50,7 @@ class SimulatedRouter:
         namespace: Namespace,
         max_attempts: int,
         resubmissions: int,
-        send: Callable[[Passage, WorkerId], None],
+        send: Callable[[RequestLifecycle, WorkerId], None],
         on_end: Callable[[RequestRecord, Sequence[int]], None],
     ) -> None:
         self._policy = policy
@@ -62,7 +62,7 @@ class SimulatedRouter:
         self._resubmissions = resubmissions
         self._send = send
         self._on_end = on_end
-        self._passages: dict[str, Passage] = {}
+        self._lifecycles: dict[str, RequestLifecycle] = {}
 
     @property
     def waiting(self) -> int:
@@ -72,60 +72,60 @@ class SimulatedRouter:
     @property
     def dispatched(self) -> int:
         """Requests that are with a worker."""
-        return len(self._passages) - self._policy.waiting
+        return len(self._lifecycles) - self._policy.waiting
 
     # ---- requests ----
 
     def arrive(self, ready: ReadyRequest) -> None:
         """A client's request is here."""
         blocks = self._blocks.hash_blocks(self._namespace, ready.prompt).tolist()
-        passage = Passage(ready=ready, blocks=blocks, arrived_ms=ready.start_ms)
-        self._passages[ready.request_id] = passage
-        self._offer(passage)
+        lifecycle = RequestLifecycle(ready=ready, blocks=blocks, arrived_ms=ready.start_ms)
+        self._lifecycles[ready.request_id] = lifecycle
+        self._offer(lifecycle)
 
     def tokens(self, produced: Sequence[TokenProduced]) -> None:
         """Tokens came back from a worker."""
         for token in produced:
-            passage = self._passages.get(token.request_id)
-            if passage is None:
+            lifecycle = self._lifecycles.get(token.request_id)
+            if lifecycle is None:
                 continue
-            passage.answer.append(token.token)
-            if passage.first_token_ms is None:
-                passage.first_token_ms = self._clock.now_ms
-                passage.cached_tokens = token.cached_tokens
+            lifecycle.answer.append(token.token)
+            if lifecycle.first_token_ms is None:
+                lifecycle.first_token_ms = self._clock.now_ms
+                lifecycle.cached_tokens = token.cached_tokens
                 self._tell(FirstToken(request_id=token.request_id))
             if token.finished:
-                self._end(passage, Outcome.COMPLETED, None)
+                self._end(lifecycle, Outcome.COMPLETED, None)
 
     def failed(self, request_id: str, attempt: int) -> None:
         """The worker of an attempt is not there any more: another one gets the request, if no byte was sent yet."""
-        passage = self._passages.get(request_id)
-        if passage is None or passage.attempt != attempt or passage.worker is None:
+        lifecycle = self._lifecycles.get(request_id)
+        if lifecycle is None or lifecycle.attempt != attempt or lifecycle.worker is None:
             return
-        if passage.first_token_ms is not None:
-            self._cut(passage)
+        if lifecycle.first_token_ms is not None:
+            self._cut(lifecycle)
             return
-        if passage.attempts == self._max_attempts:
-            self._end(passage, Outcome.FAILED, f"unreachable: {passage.attempts} attempts failed")
+        if lifecycle.attempts == self._max_attempts:
+            self._end(lifecycle, Outcome.FAILED, f"unreachable: {lifecycle.attempts} attempts failed")
             return
         self._tell(Ended(request_id=request_id, outcome=Outcome.FAILED))
-        passage.excluded |= {passage.worker}
-        passage.attempt += 1
-        passage.worker = None
-        self._offer(passage)
+        lifecycle.excluded |= {lifecycle.worker}
+        lifecycle.attempt += 1
+        lifecycle.worker = None
+        self._offer(lifecycle)
 
-    def _cut(self, passage: Passage) -> None:
+    def _cut(self, lifecycle: RequestLifecycle) -> None:
         """The answer has begun and cannot be completed: the client may send the request again."""
-        if passage.resubmissions == self._resubmissions:
-            self._end(passage, Outcome.FAILED, "cut: the worker died after the first byte")
+        if lifecycle.resubmissions == self._resubmissions:
+            self._end(lifecycle, Outcome.FAILED, "cut: the worker died after the first byte")
             return
-        self._tell(Ended(request_id=passage.ready.request_id, outcome=Outcome.FAILED))
-        passage.begin_again(now_ms=self._clock.now_ms)
-        self._offer(passage)
+        self._tell(Ended(request_id=lifecycle.ready.request_id, outcome=Outcome.FAILED))
+        lifecycle.begin_again(now_ms=self._clock.now_ms)
+        self._offer(lifecycle)
 
     def rejected(self, request_id: str, error: str) -> None:
         """The worker refuses the request for its own fault."""
-        self._end(self._passages[request_id], Outcome.REJECTED, error)
+        self._end(self._lifecycles[request_id], Outcome.REJECTED, error)
 
     # ---- workers ----
 
@@ -141,9 +141,9 @@ class SimulatedRouter:
         else:
             self._tell(WorkerPaused(worker=worker, reason="killed"))
         for request_id in served:
-            passage = self._passages.get(request_id)
-            if passage is not None and passage.worker == worker:
-                self.failed(request_id, passage.attempt)
+            lifecycle = self._lifecycles.get(request_id)
+            if lifecycle is not None and lifecycle.worker == worker:
+                self.failed(request_id, lifecycle.attempt)
 
     def reported(self, report: LoadReport) -> None:
         """A load report came in."""
@@ -153,49 +153,51 @@ class SimulatedRouter:
         """Deltas of a worker's cache came in. arrived: requests whose whole prompt is in it since then."""
         apply_deltas(self._index, worker, deltas)
         for request_id in arrived:
-            passage = self._passages.get(request_id)
-            if passage is not None and passage.worker == worker:
+            lifecycle = self._lifecycles.get(request_id)
+            if lifecycle is not None and lifecycle.worker == worker:
                 self._tell(PrefixArrived(request_id=request_id))
 
     # ---- the policy ----
 
-    def _offer(self, passage: Passage) -> None:
-        ready = passage.ready
+    def _offer(self, lifecycle: RequestLifecycle) -> None:
+        ready = lifecycle.ready
         request = RoutingRequest(
             request_id=ready.request_id,
-            blocks=passage.blocks,
+            blocks=lifecycle.blocks,
             prompt_tokens=len(ready.prompt),
-            excluded=passage.excluded,
+            excluded=lifecycle.excluded,
         )
-        self._tell(Arrival(request=request, arrived_ms=passage.arrived_ms))
+        self._tell(Arrival(request=request, arrived_ms=lifecycle.arrived_ms))
 
     def _tell(self, event: Event) -> None:
         for action in self._policy.handle(event, now_ms=self._clock.now_ms):
             self._act(action)
 
     def _act(self, action: Action) -> None:
-        passage = self._passages[action.request_id]
+        lifecycle = self._lifecycles[action.request_id]
         if isinstance(action, Dispatch):
-            passage.worker = action.worker
-            self._send(passage, action.worker)
+            lifecycle.worker = action.worker
+            self._send(lifecycle, action.worker)
         else:
-            self._refuse(passage, action)
+            self._refuse(lifecycle, action)
 
-    def _refuse(self, passage: Passage, refusal: Refusal) -> None:
+    def _refuse(self, lifecycle: RequestLifecycle, refusal: Refusal) -> None:
         """Nothing is reserved, so the policy hears of no end."""
-        self._forget(passage, Outcome.REJECTED, f"{refusal.reason.value}: retry after {refusal.retry_after_ms:.0f} ms")
+        self._forget(
+            lifecycle, Outcome.REJECTED, f"{refusal.reason.value}: retry after {refusal.retry_after_ms:.0f} ms"
+        )
 
-    def _end(self, passage: Passage, outcome: Outcome, error: str | None) -> None:
+    def _end(self, lifecycle: RequestLifecycle, outcome: Outcome, error: str | None) -> None:
         self._tell(
             Ended(
-                request_id=passage.ready.request_id,
+                request_id=lifecycle.ready.request_id,
                 outcome=outcome,
-                output_tokens=len(passage.answer),
-                cached_tokens=passage.cached_tokens if passage.first_token_ms is not None else None,
+                output_tokens=len(lifecycle.answer),
+                cached_tokens=lifecycle.cached_tokens if lifecycle.first_token_ms is not None else None,
             )
         )
-        self._forget(passage, outcome, error)
+        self._forget(lifecycle, outcome, error)
 
-    def _forget(self, passage: Passage, outcome: Outcome, error: str | None) -> None:
-        del self._passages[passage.ready.request_id]
-        self._on_end(passage.record(end_ms=self._clock.now_ms, outcome=outcome, error=error), passage.answer)
+    def _forget(self, lifecycle: RequestLifecycle, outcome: Outcome, error: str | None) -> None:
+        del self._lifecycles[lifecycle.ready.request_id]
+        self._on_end(lifecycle.record(end_ms=self._clock.now_ms, outcome=outcome, error=error), lifecycle.answer)

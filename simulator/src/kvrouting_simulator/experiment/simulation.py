@@ -23,7 +23,7 @@ from kvrouting_simulator.engine_model import (
 )
 from kvrouting_simulator.experiment.clock import VirtualClock
 from kvrouting_simulator.experiment.index_feed import block_hasher
-from kvrouting_simulator.experiment.passage import Passage
+from kvrouting_simulator.experiment.request_lifecycle import RequestLifecycle
 from kvrouting_simulator.experiment.router import SimulatedRouter
 from kvrouting_simulator.experiment.router_group import RouterGroup
 from kvrouting_simulator.experiment.scenario import Failure, Scenario
@@ -181,11 +181,11 @@ class Simulation:
         for ready in requests:
             self._clock.at(ready.start_ms, partial(self._router.arrive, ready))
 
-    def _send(self, passage: Passage, worker: WorkerId) -> None:
+    def _send(self, lifecycle: RequestLifecycle, worker: WorkerId) -> None:
         self._last_progress_ms = self._clock.now_ms
         if self._on_dispatch is not None:
-            self._on_dispatch(worker, passage.ready)
-        self._hop(partial(self._deliver, self._workers[worker], passage.ready, passage.attempt))
+            self._on_dispatch(worker, lifecycle.ready)
+        self._hop(partial(self._deliver, self._workers[worker], lifecycle.ready, lifecycle.attempt))
 
     def _deliver(self, worker: SimulatedWorker, ready: ReadyRequest, attempt: int) -> None:
         if not worker.alive:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from kvrouting_core.eviction.adaptive.block_records import BlockRecord
 from kvrouting_core.eviction.adaptive.debt import Debt
-from kvrouting_core.eviction.adaptive.frame import GuardedEviction, Terms
-from kvrouting_core.eviction.adaptive.granules import GranuleRecord
+from kvrouting_core.eviction.adaptive.guarded_eviction import GuaranteeParameters, GuardedEviction
 from kvrouting_core.eviction.adaptive.leaf_pool import LeafPool
 from kvrouting_core.eviction.adaptive.learned_rule import LearnedRule
 from kvrouting_core.eviction.adaptive.victim_rule import VictimRule, Visit
@@ -19,12 +19,12 @@ def rlt_adaptive(rng: random.Random) -> GuardedEviction:
 
 
 __all__ = [
+    "BlockRecord",
     "Debt",
-    "GranuleRecord",
+    "GuaranteeParameters",
     "GuardedEviction",
     "LeafPool",
     "LearnedRule",
-    "Terms",
     "VictimRule",
     "Visit",
     "rlt_adaptive",

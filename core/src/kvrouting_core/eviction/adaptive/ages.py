@@ -1,4 +1,4 @@
-"""Buckets of age, the time since the last access in granules accessed, relative to the cache's capacity."""
+"""Buckets of age, the time since the last access in blocks accessed, relative to the cache's capacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RLT without a cache: which granules it would hold, had it served the same requests with coins of its own."""
+"""RLT without a cache: which blocks it would hold, had it served the same requests with coins of its own."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ class GhostRLT:
         if tip is not None:
             self._leave_pool(tip)
         self._return_parked()
-        for place in range(found, len(names)):
-            name = names[place]
+        for pool_index in range(found, len(names)):
+            name = names[pool_index]
             self._tip = tip
-            if last_size is not None and place == len(names) - 1:
+            if last_size is not None and pool_index == len(names) - 1:
                 size = last_size
             if not self._make_room(size):
                 break

@@ -1,7 +1,7 @@
-"""The Gittins index of a granule: how much reuse it promises for the room it takes.
+"""The Gittins index of a block: how much reuse it promises for the room it takes.
 
 The index at an age is the largest, over all times T, of P(used within T) / E[min(time to use, T)]: the best rate of
-hits that keeping the granule for a while can give (Gittins, "Bandit processes and dynamic allocation indices", 1979).
+hits that keeping the block for a while can give (Gittins, "Bandit processes and dynamic allocation indices", 1979).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class AgeGrid:
         self._places: list[tuple[int, float]] = []
         for step in range(self._last + 1):
             age = lowest * 2 ** (step / STEPS_PER_DOUBLING)
-            place = max(0.0, math.log2(age / ages.starts[1]) * EDGES_PER_DOUBLING + 1)
-            lower = int(min(place, BUCKETS - 2))
-            self._places.append((lower, min(1.0, place - lower)))
+            pool_index = max(0.0, math.log2(age / ages.starts[1]) * EDGES_PER_DOUBLING + 1)
+            lower = int(min(pool_index, BUCKETS - 2))
+            self._places.append((lower, min(1.0, pool_index - lower)))
 
     def step_of(self, age: int) -> int:
         """The place in a table for any age >= 0."""
@@ -49,7 +49,7 @@ class AgeGrid:
     def between(self, at_edges: Sequence[float]) -> list[float]:
         """A table: values at the ages of the grid, given those at the starts of the buckets."""
         lows, highs = at_edges, at_edges[1:]
-        return [lows[place] + (highs[place] - lows[place]) * share for place, share in self._places]
+        return [lows[pool_index] + (highs[pool_index] - lows[pool_index]) * share for pool_index, share in self._places]
 
 
 def index_at_edges(hazards: Hazards, ages: AgeBuckets) -> list[float]:
@@ -59,17 +59,17 @@ def index_at_edges(hazards: Hazards, ages: AgeBuckets) -> list[float]:
     takes in the stretch that begins behind it while that one's index is higher.
     """
     indices: list[float] = []
-    stretches: list[tuple[float, float, float]] = []  # index, P(used within it), E[time to use or its end]
+    intervals: list[tuple[float, float, float]] = []  # index, P(used within it), E[time to use or its end]
     for rate, width in zip(reversed(hazards), reversed(ages.widths), strict=True):
         used = 1.0 if math.isinf(width) else -math.expm1(-rate * width)
         waited = used / rate
         index = rate
-        while stretches and stretches[-1][0] > index:
-            _, later, wait = stretches.pop()
+        while intervals and intervals[-1][0] > index:
+            _, later, wait = intervals.pop()
             waited += (1 - used) * wait
             used += (1 - used) * later
             index = used / waited
-        stretches.append((index, used, waited))
+        intervals.append((index, used, waited))
         indices.append(index)
     indices.reverse()
     return indices

@@ -13,13 +13,13 @@ LEVELS = ((0, 0), (2, 0b11000000), (4, 0b11110000), (8, 0b11111111))
 """(bits, mask) of a label that name a class, coarse to fine: all, hits, hits and continuation, everything."""
 
 Hazards = list[float]
-"""One rate for each bucket of age, per granule accessed."""
+"""One rate for each bucket of age, per block accessed."""
 
 
 def estimate(counts: Mapping[int, Counts], ages: AgeBuckets, *, clump: float) -> dict[int, Hazards]:
     """Hazards of each class that has data of its own, by label, and of their ancestors by label and level.
 
-    clump: sampled granules of a request: they are hit together, so as many hits are one observation.
+    clump: sampled blocks of a request: they are hit together, so as many hits are one observation.
     Returns: (masked label | level << 8) → hazards; level 0 has the key 0.
     """
     parents: dict[int, Hazards] = {0: _root(counts, ages, clump)}

@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-from kvrouting_core.eviction.adaptive.granules import GranuleRecord
+from kvrouting_core.eviction.adaptive.block_records import BlockRecord
 
 
-class LeafPool(Sequence[GranuleRecord]):
+class LeafPool(Sequence[BlockRecord]):
     """A record lies in at most one pool of each class: it holds its own place there, -1 for none.
 
     leaves: in an order that the calls alone decide. accessed, labels: of each leaf `accessed` and `tail_label`, copied
@@ -18,45 +18,45 @@ class LeafPool(Sequence[GranuleRecord]):
     """
 
     def __init__(self) -> None:
-        self.leaves: list[GranuleRecord] = []
+        self.leaves: list[BlockRecord] = []
         self.accessed = array("q")
         self.labels = bytearray()
 
     def __len__(self) -> int:
         return len(self.leaves)
 
-    def __iter__(self) -> Iterator[GranuleRecord]:
+    def __iter__(self) -> Iterator[BlockRecord]:
         return iter(self.leaves)
 
     @overload
-    def __getitem__(self, place: int) -> GranuleRecord: ...
+    def __getitem__(self, pool_index: int) -> BlockRecord: ...
 
     @overload
-    def __getitem__(self, place: slice) -> Sequence[GranuleRecord]: ...
+    def __getitem__(self, pool_index: slice) -> Sequence[BlockRecord]: ...
 
-    def __getitem__(self, place: int | slice) -> GranuleRecord | Sequence[GranuleRecord]:
-        return self.leaves[place]
+    def __getitem__(self, pool_index: int | slice) -> BlockRecord | Sequence[BlockRecord]:
+        return self.leaves[pool_index]
 
-    def has(self, leaf: GranuleRecord) -> bool:
+    def has(self, leaf: BlockRecord) -> bool:
         """Whether a leaf is in."""
-        return leaf.place >= 0
+        return leaf.pool_index >= 0
 
-    def add(self, leaf: GranuleRecord) -> None:
+    def add(self, leaf: BlockRecord) -> None:
         """Takes in a leaf that is not in."""
-        leaf.place = len(self.leaves)
+        leaf.pool_index = len(self.leaves)
         self._append(leaf)
 
-    def remove(self, leaf: GranuleRecord) -> None:
+    def remove(self, leaf: BlockRecord) -> None:
         """Lets go of a leaf that is in."""
-        place, leaf.place = leaf.place, -1
-        last = self._pop_into(place, leaf)
+        pool_index, leaf.pool_index = leaf.pool_index, -1
+        last = self._pop_into(pool_index, leaf)
         if last is not None:
-            last.place = place
+            last.pool_index = pool_index
 
-    def refresh(self, leaf: GranuleRecord) -> None:
+    def refresh(self, leaf: BlockRecord) -> None:
         """What is compared of a leaf that is in has changed."""
-        self.accessed[leaf.place] = leaf.accessed
-        self.labels[leaf.place] = leaf.tail_label
+        self.accessed[leaf.pool_index] = leaf.accessed
+        self.labels[leaf.pool_index] = leaf.tail_label
 
     def every(self, stride: int, first: int, count: int) -> tuple[Sequence[int], bytearray]:
         """`accessed` and `labels` of so many leaves, each `stride` places after the one before, round the pool at most
@@ -70,39 +70,39 @@ class LeafPool(Sequence[GranuleRecord]):
             labels += self.labels[again : end - size : stride]
         return accessed, labels
 
-    def _append(self, leaf: GranuleRecord) -> None:
+    def _append(self, leaf: BlockRecord) -> None:
         self.leaves.append(leaf)
         self.accessed.append(leaf.accessed)
         self.labels.append(leaf.tail_label)
 
-    def _pop_into(self, place: int, leaf: GranuleRecord) -> GranuleRecord | None:
+    def _pop_into(self, pool_index: int, leaf: BlockRecord) -> BlockRecord | None:
         """The last leaf takes the place of this one; returns it, or None if they are the same."""
         last = self.leaves.pop()
         accessed, label = self.accessed.pop(), self.labels.pop()
         if last is leaf:
             return None
-        self.leaves[place] = last
-        self.accessed[place] = accessed
-        self.labels[place] = label
+        self.leaves[pool_index] = last
+        self.accessed[pool_index] = accessed
+        self.labels[pool_index] = label
         return last
 
 
-class SparePool(LeafPool):
+class FallbackPool(LeafPool):
     """As `LeafPool`, for a subset of its leaves."""
 
-    def has(self, leaf: GranuleRecord) -> bool:
-        return leaf.spare_place >= 0
+    def has(self, leaf: BlockRecord) -> bool:
+        return leaf.fallback_index >= 0
 
-    def add(self, leaf: GranuleRecord) -> None:
-        leaf.spare_place = len(self.leaves)
+    def add(self, leaf: BlockRecord) -> None:
+        leaf.fallback_index = len(self.leaves)
         self._append(leaf)
 
-    def remove(self, leaf: GranuleRecord) -> None:
-        place, leaf.spare_place = leaf.spare_place, -1
-        last = self._pop_into(place, leaf)
+    def remove(self, leaf: BlockRecord) -> None:
+        pool_index, leaf.fallback_index = leaf.fallback_index, -1
+        last = self._pop_into(pool_index, leaf)
         if last is not None:
-            last.spare_place = place
+            last.fallback_index = pool_index
 
-    def refresh(self, leaf: GranuleRecord) -> None:
-        self.accessed[leaf.spare_place] = leaf.accessed
-        self.labels[leaf.spare_place] = leaf.tail_label
+    def refresh(self, leaf: BlockRecord) -> None:
+        self.accessed[leaf.fallback_index] = leaf.accessed
+        self.labels[leaf.fallback_index] = leaf.tail_label

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from kvrouting_core.eviction.adaptive import gittins, hazards
-from kvrouting_core.eviction.adaptive.granules import GranuleRecord
+from kvrouting_core.eviction.adaptive.block_records import BlockRecord
 from kvrouting_core.eviction.adaptive.leaf_pool import LeafPool
 from kvrouting_core.eviction.adaptive.monitor import Monitor
 from kvrouting_core.eviction.adaptive.ring import Ring
@@ -30,7 +30,7 @@ _AFTER_HIT = [_hit_labels(shared) for shared in range(64)]
 
 class LearnedRule:
     """Labels: two bits each for hits so far (0..3), how the request went on from what was cached (cold, branch,
-    continuation), how much was new to it, and where in it the granule lies.
+    continuation), how much was new to it, and where in it the block lies.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -41,14 +41,14 @@ class LearnedRule:
         self._units = 0.0
         self._capacity = 1
         self._rebuilt = 0
-        self._reserve: list[tuple[GranuleRecord, int]] = []
+        self._reserve: list[tuple[BlockRecord, int]] = []
         self._reserve_of: LeafPool | None = None
         self._reserved_at = 0
         self.sized(1)
 
     @property
     def now(self) -> int:
-        """Granules accessed so far."""
+        """Blocks accessed so far."""
         return self._now
 
     @property
@@ -77,7 +77,7 @@ class LearnedRule:
     def evicted(self, name: int, label: int, *, memory: int) -> None:
         self._ring.put(name, label, memory=memory)
 
-    def pick(self, pool: LeafPool) -> GranuleRecord:
+    def pick(self, pool: LeafPool) -> BlockRecord:
         reserve = self._reserve
         if pool is self._reserve_of and self._now - self._reserved_at <= self._grid.quantum:
             while reserve:
@@ -86,7 +86,7 @@ class LearnedRule:
                     return leaf
         return self._lowest_of_sample(pool)
 
-    def _lowest_of_sample(self, pool: LeafPool) -> GranuleRecord:
+    def _lowest_of_sample(self, pool: LeafPool) -> BlockRecord:
         """Draws leaves at equal distances round the pool, from a random one on; keeps the next lowest in reserve.
 
         All leaves are equally likely to be drawn, and none twice.
@@ -105,14 +105,14 @@ class LearnedRule:
             indices = [self._index(label, now - then) for then, label in zip(accessed, labels, strict=True)]
         lowest = []
         for _ in range(min(VICTIMS, len(indices))):
-            place = indices.index(min(indices))
-            indices[place] = math.inf
-            lowest.append((pool.leaves[(first + stride * place) % count], accessed[place]))
+            pool_index = indices.index(min(indices))
+            indices[pool_index] = math.inf
+            lowest.append((pool.leaves[(first + stride * pool_index) % count], accessed[pool_index]))
         self._reserve, self._reserve_of, self._reserved_at = lowest[:0:-1], pool, self._now
         return lowest[0][0]
 
-    def index_of(self, leaf: GranuleRecord) -> float:
-        """What keeping the leaf's tail promises, in uses per granule accessed."""
+    def index_of(self, leaf: BlockRecord) -> float:
+        """What keeping the leaf's tail promises, in uses per block accessed."""
         return self._index(leaf.tail_label, self._now + 1 - leaf.accessed)
 
     def _index(self, label: int, age: int) -> float:
@@ -138,7 +138,7 @@ class LearnedRule:
         return labels
 
     def _shared_bits(self, visit: Visit) -> int:
-        """What a request's granules have in common: how it went on, and how much was new."""
+        """What a request's blocks have in common: how it went on, and how much was new."""
         count, hit = len(visit.names), visit.hit
         if hit == 0 or 8 * hit < count:
             way = COLD
@@ -147,16 +147,16 @@ class LearnedRule:
             way = BRANCH if last is not None and last.had_child else CONTINUATION
             if way == BRANCH and last is not None and hit < count:
                 last.branched = True
-        new_tokens = (count - hit) * visit.granule_tokens
+        new_tokens = (count - hit) * visit.block_tokens
         return way << 4 | sum(new_tokens >= step for step in NEW_TOKENS_STEPS) << 2
 
-    def _relabel(self, records: Sequence[GranuleRecord], shared: int) -> None:
-        branching = max((place for place, record in enumerate(records) if record.branched), default=-1)
-        for place, record in enumerate(records):
-            record.relabel(_AFTER_HIT[shared | (place <= branching)])
+    def _relabel(self, records: Sequence[BlockRecord], shared: int) -> None:
+        branching = max((pool_index for pool_index, record in enumerate(records) if record.branched), default=-1)
+        for pool_index, record in enumerate(records):
+            record.relabel(_AFTER_HIT[shared | (pool_index <= branching)])
 
     def _known(self, visit: Visit) -> int:
-        """Leading granules that are cached, or were lately."""
+        """Leading blocks that are cached, or were lately."""
         names, known = visit.names, visit.hit
         while known < len(names) and (names[known] in self._ring or names[known] in visit.in_ghost):
             known += 1
@@ -166,33 +166,33 @@ class LearnedRule:
         names, hit = visit.names, visit.hit
         new = len(names) - hit
         labels = bytearray()
-        for place in range(hit, len(names)):
+        for pool_index in range(hit, len(names)):
             hits = 0
-            remembered = self._ring.take(names[place])
-            if place < known:
+            remembered = self._ring.take(names[pool_index])
+            if pool_index < known:
                 hits = min(3, (0 if remembered is None else remembered >> 6) + 1)
-            labels.append(hits << 6 | shared | 4 * (place - hit) // new)
+            labels.append(hits << 6 | shared | 4 * (pool_index - hit) // new)
         return bytes(labels)
 
     def _watch(self, visit: Visit, labels: bytes, shared: int) -> None:
         """Tells the monitor of the sampled names of the path."""
         monitor, mask, hit = self._monitor, self._monitor.mask, visit.hit
         boundary = self._boundary(visit)
-        for place in [place for place, name in enumerate(visit.names) if not name & mask]:
-            name = visit.names[place]
+        for pool_index in [pool_index for pool_index, name in enumerate(visit.names) if not name & mask]:
+            name = visit.names[pool_index]
             self._sampled += 1
-            if place >= hit:
-                label = labels[place - hit]
+            if pool_index >= hit:
+                label = labels[pool_index - hit]
             else:
                 before = monitor.label_of(name)
-                label = _AFTER_HIT[shared | (place < boundary)][before or 0]
+                label = _AFTER_HIT[shared | (pool_index < boundary)][before or 0]
             monitor.used(name, label, now=self._now)
 
     def _boundary(self, visit: Visit) -> int:
-        """Granules of the cached part at or above the path's last branching node."""
+        """Blocks of the cached part at or above the path's last branching node."""
         for record in reversed(visit.records):
             if record.branched:
-                return record.end // visit.granule_pages
+                return record.end // visit.block_pages
         return 0
 
     # ---- tables --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Watches a sample of all granules, cached or not, and counts after how long they are asked for again."""
+"""Watches a sample of all blocks, cached or not, and counts after how long they are asked for again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvrouting_core.eviction.adaptive.ages import BUCKETS, AgeBuckets
 
 
 class Counts:
-    """Of one class: hits[j]: uses at an age in bucket j. exposure[j]: time spent there, in granules accessed."""
+    """Of one class: hits[j]: uses at an age in bucket j. exposure[j]: time spent there, in blocks accessed."""
 
     __slots__ = ("exposure", "hits", "passed", "rest")
 

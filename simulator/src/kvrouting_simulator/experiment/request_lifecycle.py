@@ -12,7 +12,7 @@ from kvrouting_simulator.workloads import ReadyRequest
 
 
 @dataclass(slots=True)
-class Passage:
+class RequestLifecycle:
     """Mutable state of one request. worker: where its present attempt is; None while the router keeps it.
 
     attempt: number of the present one, from 1; what belongs to an earlier one is ignored.

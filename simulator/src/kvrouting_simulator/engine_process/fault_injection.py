@@ -106,7 +106,7 @@ def parse_fault(text: str | bytes) -> Fault:
         raise BadRequestError(f"no known misbehaviour: {error}") from error
 
 
-class Misbehaviour:
+class FaultInjection:
     """Carries the faults out. exit_process: ends the process at once."""
 
     def __init__(self, *, exit_process: Callable[[int], None] = os._exit) -> None:

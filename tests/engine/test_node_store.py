@@ -5,40 +5,40 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 
-from kvrouting_sglang.node_shelf import NodeShelf
+from kvrouting_sglang.node_store import NodeStore
 from kvrouting_sglang.pauses import Pauses
 
 
 def test_a_walk_sees_what_is_there() -> None:
-    shelf, rng = NodeShelf(), random.Random(0)
+    store, rng = NodeStore(), random.Random(0)
     nodes = {number: SimpleNamespace(id=number) for number in range(5000)}
     for node in nodes.values():
-        shelf.put(node)
+        store.put(node)
     gone = rng.sample(sorted(nodes), 3000)
     for number in gone:
-        shelf.take(nodes.pop(number))
-        shelf.take(SimpleNamespace(id=number))
+        store.take(nodes.pop(number))
+        store.take(SimpleNamespace(id=number))
     for after in (-1, 0, 255, 256, 3111, 4999):
-        lists = list(shelf.walk(after=after))
+        lists = list(store.walk(after=after))
         assert all(len(each) <= 256 for each in lists)
         assert [node.id for each in lists for node in each] == [number for number in nodes if number > after]
-    assert shelf.newest == 4999
-    shelf.clear()
-    assert list(shelf.walk()) == []
+    assert store.newest == 4999
+    store.clear()
+    assert list(store.walk()) == []
 
 
 def test_nodes_may_come_and_go_during_a_walk() -> None:
-    shelf = NodeShelf()
+    store = NodeStore()
     nodes = [SimpleNamespace(id=number) for number in range(2000)]
     for node in nodes[:1000]:
-        shelf.put(node)
+        store.put(node)
     seen = []
-    for each in shelf.walk():
+    for each in store.walk():
         seen += [node.id for node in each]
         for node in nodes[: len(seen)]:
-            shelf.take(node)
-        if shelf.newest < 1999:
-            shelf.put(nodes[shelf.newest + 1])
+            store.take(node)
+        if store.newest < 1999:
+            store.put(nodes[store.newest + 1])
     assert seen[:1000] == list(range(1000))
 
 

@@ -11,33 +11,34 @@ from operator import attrgetter
 import numpy as np
 
 from kvrouting_core.routing.ledger import Waiting
-from kvrouting_core.routing.work_table import Weighed
+from kvrouting_core.routing.work_table import RequestCosts
 
 _ORDER = attrgetter("order")
-_NOT_WEIGHED = Weighed([], [], np.empty(0), np.empty(0))
+_NOT_ESTIMATED = RequestCosts([], [], np.empty(0), np.empty(0))
 
 
 class Queued:
-    """One request in the line, with what it would cost on each worker.
+    """One request in the queue, with what it would cost on each worker.
 
     order: (key, number of arrival); the key never changes.
-    weighed: on each worker, as of weighed_ms. deepest: hash of the last block that any worker holds or is about to
-    hold; None without any. least_ms: least prefill, over the workers.
+    costs: on each worker, as of estimated_at_ms.
+    deepest: hash of the last block that any worker holds or is about to hold; None without any.
+    least_ms: least prefill, over the workers.
     """
 
-    __slots__ = ("blocks", "deepest", "least_ms", "order", "waiting", "weighed", "weighed_ms")
+    __slots__ = ("blocks", "costs", "deepest", "estimated_at_ms", "least_ms", "order", "waiting")
 
     def __init__(self, waiting: Waiting) -> None:
         self.waiting = waiting
         self.blocks = waiting.request.blocks
         self.order: tuple[float, int] = (math.inf, 0)
-        self.weighed = _NOT_WEIGHED
+        self.costs = _NOT_ESTIMATED
         self.deepest: int | None = None
         self.least_ms = 0.0
-        self.weighed_ms = -math.inf
+        self.estimated_at_ms = -math.inf
 
 
-class WaitingLine:
+class PendingQueue:
     """Queued requests by key, lowest first, and how many share their deepest cached block."""
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class WaitingLine:
 
     @property
     def work_ms(self) -> float:
-        """Least prefill of all requests together, each as it was weighed last: a prefix that several share is no more
+        """Least prefill of all requests together, each as it was estimated last: a prefix that several share is no more
         work for the rest once the first of them was sent."""
         return self._work_ms if self._items else 0.0
 
@@ -94,11 +95,11 @@ class WaitingLine:
         """Another block of the request is the deepest that is cached."""
         if block == item.deepest:
             return
-        in_line = item.waiting.request.request_id in self._by_id
-        if in_line:
+        is_pending = item.waiting.request.request_id in self._by_id
+        if is_pending:
             self._forget_sharing(item)
         item.deepest = block
-        if in_line and block is not None:
+        if is_pending and block is not None:
             self._sharing[block] += 1
 
     def set_least(self, item: Queued, least_ms: float) -> None:
@@ -112,22 +113,22 @@ class WaitingLine:
         return 1 if item.deepest is None else self._sharing[item.deepest]
 
     def outdate(self, depth: int, prefix: Sequence[int]) -> None:
-        """Who may hold the prefix changed: requests that share its block at this depth are weighed anew at the next
+        """Who may hold the prefix changed: requests that share its block at this depth are estimated again at the next
         plan. A block's hash stands for all before it, so they are among those with the same first block."""
         block = prefix[depth]
         for item in self._families.get(prefix[0], {}).values():
             blocks = item.blocks
             if len(blocks) > depth and blocks[depth] == block:
-                item.weighed_ms = -math.inf
+                item.estimated_at_ms = -math.inf
 
     def outdated(self) -> Sequence[Queued]:
-        """Those that have to be weighed anew."""
-        return [item for item in self._items if item.weighed_ms == -math.inf]
+        """Those that have to be estimated again."""
+        return [item for item in self._items if item.estimated_at_ms == -math.inf]
 
     def outdate_all(self) -> None:
         """The workers changed."""
         for item in self._items:
-            item.weighed_ms = -math.inf
+            item.estimated_at_ms = -math.inf
 
     def _forget_sharing(self, item: Queued) -> None:
         block = item.deepest

@@ -22,11 +22,11 @@ _ON_THE_WAY_MS = 100.0
 _COST_GAIN = 0.1
 
 
-class StationState(NamedTuple):
-    """The numbers of a station that change only when something happens there.
+class WorkerLoadState(NamedTuple):
+    """The numbers of a worker load that change only when something happens there.
 
     a, b: ms per new token and per pair of tokens, of the prior. total_ms, oldest_ms, since_ms: as in `Drain`, those of
-    `NO_DRAIN` with another kind of queue. others_until_ms: others' load counts before then. The rest: see `Station`.
+    `NO_DRAIN` with another kind of queue. others_until_ms: others' load counts before then. The rest: see `WorkerLoad`.
     """
 
     a: float
@@ -43,20 +43,45 @@ class StationState(NamedTuple):
     since_ms: float
 
 
-class Station:
+class WorkerLoad:
     """One worker as the estimator sees it. A restart or a return makes a new one.
 
-    full_until_ms: it has no room until then, as whoever releases requests found; void when anything happens there.
+    saturated_until_ms: it has no room until then, as whoever releases requests found; void when anything happens there.
     unwanted_until_ms: it has room and nothing that waits is to go there, as a plan found; looked at again then.
     version: rises whenever its state may have changed.
     """
 
     __slots__ = (
-        "_context_tokens", "_counters", "_over_at_ms", "_over_then", "_own_requests", "_own_tokens",
-        "_prior_ms_per_token", "_running", "_unstarted", "_unstarted_tokens", "a", "b", "busy", "chunk_tokens",
-        "full_until_ms", "measured", "observations", "others", "queue", "relative_speed", "residual", "running",
-        "running_limit", "scheduler", "sequences", "speed", "step_ms", "times",
-        "unwanted_until_ms", "version",
+        "_context_tokens",
+        "_counters",
+        "_over_at_ms",
+        "_over_then",
+        "_own_requests",
+        "_own_tokens",
+        "_prior_ms_per_token",
+        "_running",
+        "_unstarted",
+        "_unstarted_tokens",
+        "a",
+        "b",
+        "busy",
+        "chunk_tokens",
+        "measured",
+        "observations",
+        "others",
+        "queue",
+        "relative_speed",
+        "residual",
+        "running",
+        "running_limit",
+        "saturated_until_ms",
+        "scheduler",
+        "sequences",
+        "speed",
+        "step_ms",
+        "times",
+        "unwanted_until_ms",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -99,13 +124,13 @@ class Station:
 
     def changed(self) -> None:
         """What was worked out from its state is void."""
-        self.full_until_ms = -math.inf
+        self.saturated_until_ms = -math.inf
         self.version += 1
 
-    def state(self) -> StationState:
+    def state(self) -> WorkerLoadState:
         """As it is now."""
         total_ms, oldest_ms, since_ms = self.queue.drain() or NO_DRAIN
-        return StationState(
+        return WorkerLoadState(
             self.a, self.b, self.speed, self.relative_speed, self.step_ms, self.running, self.sequences,
             self.running_limit, self.others.until_ms, total_ms, oldest_ms, since_ms,
         )  # fmt: skip

@@ -1,7 +1,7 @@
-"""The unit of all bookkeeping, a granule: the pages of 64 tokens of a path, or one page where pages are that long.
+"""The unit of all bookkeeping, a block: the pages of 64 tokens of a path, or one page where pages are that long.
 
-A granule is named by a hash of the path up to its end, so that one name stands for one prefix. What a path has
-beyond its last whole granule is named as well and counts as one.
+A block is named by a hash of the path up to its end, so that one name stands for one prefix. What a path has
+beyond its last whole block is named as well and counts as one.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from typing import Any
 
 from kvrouting_core.eviction.base import NodeRecord, PathAccess
 
-GRANULE_TOKENS = 64
+BLOCK_TOKENS = 64
 
 
-def pages_per_granule(page_tokens: int) -> int:
-    """Pages of a granule, >= 1."""
-    return max(1, GRANULE_TOKENS // page_tokens)
+def pages_per_block(page_tokens: int) -> int:
+    """Pages of a block, >= 1."""
+    return max(1, BLOCK_TOKENS // page_tokens)
 
 
-class GranuleRecord(NodeRecord):
+class BlockRecord(NodeRecord):
     """What is kept about a tree node.
 
     start, end: pages of the path before the node, and up to its end as far as it is not chosen for eviction.
-    names: of the granules that end in the node, in path order; with `crumb` also of the incomplete one with which a
-        path ended here.
+    names: of the blocks that end in the node, in path order; with `has_partial_block` also of the
+        incomplete one with which a path ended here.
     labels: one byte for each name, for the victim rule. rest_label: of a tail without a name, which is what remains of
-        a granule that was cut or split. tail_label: of the last granule, or of what remains of it.
+        a block that was cut or split. tail_label: of the last block, or of what remains of it.
     accessed: the rule's time of the last admission that used the node, or of its load.
     is_named: whether the load of the node was told. had_child: whether the node ever had a child. branched: whether a
         path left here after that.
-    place, spare_place: in the pools of evictable leaves (see `LeafPool`, `SparePool`); -1: not there.
+    pool_index, fallback_index: in the pools of evictable leaves (see `LeafPool`, `FallbackPool`); -1: not there.
     """
 
     __slots__ = (
         "accessed",
         "branched",
-        "crumb",
         "end",
+        "fallback_index",
         "had_child",
+        "has_partial_block",
         "is_named",
         "labels",
         "names",
-        "place",
+        "pool_index",
         "rest_label",
-        "spare_place",
         "start",
         "tail_label",
     )
@@ -56,19 +56,19 @@ class GranuleRecord(NodeRecord):
         self.end = pages
         self.names: list[int] = []
         self.labels = bytearray()
-        self.crumb = False
+        self.has_partial_block = False
         self.rest_label = 0
         self.tail_label = 0
         self.accessed = 0
         self.is_named = False
         self.had_child = False
         self.branched = False
-        self.place = -1
-        self.spare_place = -1
+        self.pool_index = -1
+        self.fallback_index = -1
 
-    def tail_name(self, granule_pages: int) -> int | None:
-        """Name of the granule that the node's last page ends; None if that page ends none."""
-        if self.names and (self.crumb or self.end % granule_pages == 0):
+    def tail_name(self, block_pages: int) -> int | None:
+        """Name of the block that the node's last page ends; None if that page ends none."""
+        if self.names and (self.has_partial_block or self.end % block_pages == 0):
             return self.names[-1]
         return None
 
@@ -79,25 +79,25 @@ class GranuleRecord(NodeRecord):
         self.tail_label = table[self.tail_label]
 
     def extend(self, names: Sequence[int], labels: bytes) -> None:
-        """Names the next granules of the node, at least one."""
+        """Names the next blocks of the node, at least one."""
         self.names += names
         self.labels += labels
         self.tail_label = labels[-1]
 
-    def tail_pages(self, granule_pages: int) -> int:
-        """Pages of the last granule that lie in the node, 1..granule_pages."""
-        tail = self.end % granule_pages or granule_pages
+    def tail_pages(self, block_pages: int) -> int:
+        """Pages of the last block that lie in the node, 1..block_pages."""
+        tail = self.end % block_pages or block_pages
         return min(tail, self.end - self.start)
 
-    def shorten(self, pages: int, granule_pages: int) -> list[tuple[int, int]]:
-        """Takes pages off the tail. Returns (name, label) of the granules that are no longer whole, deepest first."""
+    def shorten(self, pages: int, block_pages: int) -> list[tuple[int, int]]:
+        """Takes pages off the tail. Returns (name, label) of the blocks that are no longer whole, deepest first."""
         names, labels = self.names, self.labels
         lost: list[tuple[int, int]] = []
-        if self.crumb:
+        if self.has_partial_block:
             lost.append((names.pop(), labels.pop()))
-            self.crumb = False
+            self.has_partial_block = False
         self.end = end = self.end - pages
-        kept = end // granule_pages - self.start // granule_pages
+        kept = end // block_pages - self.start // block_pages
         while len(names) > kept:
             lost.append((names.pop(), labels.pop()))
         if lost:
@@ -105,11 +105,11 @@ class GranuleRecord(NodeRecord):
             self.tail_label = labels[-1] if labels else self.rest_label
         return lost
 
-    def split_off(self, prefix_owner: Any, prefix_pages: int, granule_pages: int) -> GranuleRecord:
+    def split_off(self, prefix_owner: Any, prefix_pages: int, block_pages: int) -> BlockRecord:
         """Makes the first pages a record of their own, the parent of this one."""
-        upper = GranuleRecord(prefix_owner, prefix_pages)
+        upper = BlockRecord(prefix_owner, prefix_pages)
         cut = self.start + prefix_pages
-        count = cut // granule_pages - self.start // granule_pages if self.is_named else 0
+        count = cut // block_pages - self.start // block_pages if self.is_named else 0
         upper.start, upper.end = self.start, cut
         upper.names, self.names = self.names[:count], self.names[count:]
         upper.rest_label = self.labels[count] if count < len(self.labels) else self.rest_label
@@ -123,15 +123,15 @@ class GranuleRecord(NodeRecord):
         return upper
 
 
-class GranuleNames:
-    """Names the granules of paths: a chain of 64-bit hashes, each over the name before and the granule's tokens."""
+class BlockNames:
+    """Names the blocks of paths: a chain of 64-bit hashes, each over the name before and the block's tokens."""
 
-    def __init__(self, granule_pages: int) -> None:
-        self._granule_pages = granule_pages
+    def __init__(self, block_pages: int) -> None:
+        self._block_pages = block_pages
         self._latest: tuple[Any, bytes, list[int]] | None = None
 
-    def of_path(self, access: PathAccess[GranuleRecord]) -> list[int]:
-        """One name for each granule of a path, the incomplete last one included.
+    def of_path(self, access: PathAccess[BlockRecord]) -> list[int]:
+        """One name for each block of a path, the incomplete last one included.
 
         What the records of the cached part know is not hashed again.
         """
@@ -144,17 +144,17 @@ class GranuleNames:
         self._latest = (access.namespace, access.tokens, names)
         return names
 
-    def _known(self, records: Sequence[GranuleRecord]) -> list[int]:
+    def _known(self, records: Sequence[BlockRecord]) -> list[int]:
         known: list[int] = []
         for record in records:
             if not record.is_named:
                 break
-            known += record.names[:-1] if record.crumb else record.names
+            known += record.names[:-1] if record.has_partial_block else record.names
         return known
 
-    def _hash_rest(self, names: list[int], access: PathAccess[GranuleRecord]) -> None:
+    def _hash_rest(self, names: list[int], access: PathAccess[BlockRecord]) -> None:
         tokens = access.tokens
-        size = len(tokens) // access.pages * self._granule_pages
+        size = len(tokens) // access.pages * self._block_pages
         blake2b, from_bytes = hashlib.blake2b, int.from_bytes
         if names:
             name = names[-1].to_bytes(8, "little")

@@ -8,7 +8,7 @@ from typing import Any
 _NODES_PER_BOX = 256
 
 
-class NodeShelf:
+class NodeStore:
     """Nodes by id, in boxes of consecutive ids.
 
     One thread puts and takes; another may walk at any time. Copying one box is a single step for the interpreter, so

@@ -19,7 +19,7 @@ _LEAST_DECODE_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecodeStretch:
+class DecodeInterval:
     """Means over the steps of one answer. requests, context_tokens: of the whole batch."""
 
     ended_ms: float
@@ -29,9 +29,9 @@ class DecodeStretch:
     context_tokens: float
 
 
-def decode_stretches(
+def decode_intervals(
     requests: Sequence[Observation], batches: Sequence[PrefillBatch], prefill_ms: Callable[[PrefillBatch], float]
-) -> list[DecodeStretch]:
+) -> list[DecodeInterval]:
     """The answers of one worker. prefill_ms: of a batch whose time was not seen; decoding stands still meanwhile."""
     decoding = _DecodeClock(batches, prefill_ms)
     ordered = sorted(requests, key=lambda r: r.first_token_ms)
@@ -55,7 +55,7 @@ def decode_stretches(
         progress = decoding.between(begin, (low + high) / 2) / whole
         context = prompt + output * np.clip(progress, 0, 1)
         found.append(
-            DecodeStretch(
+            DecodeInterval(
                 ended_ms=request.end_ms,
                 steps=steps,
                 step_ms=float(whole[own]) / steps,
